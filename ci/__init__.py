@@ -1,0 +1,1 @@
+"""Campaigns, saved cases, benches: what runs kvsan over many inputs."""

@@ -1,0 +1,1 @@
+"""Benches: speed as ratios within one run, never as a test."""

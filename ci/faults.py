@@ -1,0 +1,248 @@
+"""The one table of the faults that kvsan ships: what each breaks, its smallest case, and where it happened.
+
+    >>> fault = fault_named("fault:heads-floor")
+    >>> fault.rules, fault.base, fault.size
+    (('head-map',), 'trtllm-v2', 3)
+    >>> [(layer.kv_heads, fault.minimum.parallel.name) for layer in fault.minimum.layers]
+    [(3, 'tp2')]
+
+A minimum is the simplest spec (``simplicity``) on which the fault's rule fires, found by exhaustive enumeration
+(``minima``) and kept here as the JSON text of a spec, defaults left out.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from ..model.errors import SpecError, shown
+from ..model.spec import CacheSpec, decode_spec
+from ..sim.allocators.faulty import base_of
+from ..sim.checking import check
+from ..sim.registry import Allocator, allocate, resolve
+from ..sim.rejection import Rejected
+from ..sim.rules import RULES
+from ..sim.verdict import judge
+from .simplicity import size
+
+_TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM"
+_VLLM: Final = "https://github.com/vllm-project/vllm"
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One faulty allocator.
+
+    ``rules`` must fire: all of them, or any one where ``needs`` is ``any``; ``follow`` are further rules that may fire
+    with them. ``minimum_json`` is the simplest spec on which ``rules`` fire, ``source`` where the fault happened,
+    ``code`` its number among the published ones (empty for planted mutations), and ``cause`` one line.
+    """
+
+    name: str
+    kind: Literal["layout"] = "layout"
+    code: str = ""
+    rules: tuple[str, ...]
+    needs: Literal["all", "any"] = "all"
+    follow: tuple[str, ...] = ()
+    cause: str
+    source: str
+    minimum_json: bytes
+
+    @property
+    def base(self) -> str:
+        """The sound allocator that it varies."""
+        return base_of(self.name)
+
+    @property
+    def minimum(self) -> CacheSpec:
+        """The simplest spec on which the fault's rules fire."""
+        return decode_spec(self.minimum_json)
+
+    @property
+    def size(self) -> int:
+        """Layers plus buffers of the minimum."""
+        return size(self.minimum)
+
+
+def _spec(fields: str) -> bytes:
+    """Return the JSON text of a spec of one token per block; ``fields`` are those that differ from the defaults."""
+    return f'{{"kvsan":"spec","tokens_per_block":1,{fields}}}'.encode()
+
+
+_ATTENTION: Final = '{"kind":"attention","kv_heads":1,"head_dim":128}'
+_LATENT: Final = '{"kind":"latent","latent_dim":128}'
+_INDEX: Final = '{"role":"index_key","dim":128,"format":"bf16"}'
+_POSITION: Final = '{"role":"qsa_index_position","dim":128,"format":"bf16"}'
+
+
+def _sparse(*planes: str) -> str:
+    return f'{{"kind":"attention","kv_heads":1,"head_dim":128,"side_planes":[{",".join(planes)}]}}'
+
+
+FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        name="fault:canary",
+        rules=("alias",),
+        follow=("adjacency", "op-address"),
+        cause="every V page lies on its K page",
+        source="planted: the campaign that does not find it is broken itself",
+        minimum_json=_spec(f'"slots":1,"layers":[{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:coalesce-by-size",
+        code="D1",
+        rules=("index-scale",),
+        follow=("op-address", "alias", "bounds", "stride"),
+        cause="an index page as large as a K page joins the K/V pool, and the mapping offset is rounded down",
+        source=f"{_TRTLLM}/pull/20904",
+        minimum_json=_spec(f'"slots":1,"layers":[{_sparse(_INDEX)},{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:bare-assert",
+        code="D1",
+        rules=("unexplained-rejection",),
+        cause="the same collision is noticed by an assertion that names nothing",
+        source=f"{_TRTLLM}/pull/20904",
+        minimum_json=_spec(f'"slots":1,"layers":[{_sparse(_INDEX)},{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:dense-plane-pitch",
+        code="D3",
+        rules=("stride",),
+        follow=("op-address", "alias"),
+        cause="a view steps from slot to slot by one K page, although K and V of all layers interleave",
+        source=f"{_VLLM}/pull/37228",
+        minimum_json=_spec(f'"slots":2,"layers":[{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:v-is-k-plus-one",
+        code="D5",
+        rules=("sentinel",),
+        cause="the V index of a missing page is the invalid K index -1 plus one: page 0",
+        source=f"{_TRTLLM}/pull/10659, {_TRTLLM}/pull/12188",
+        minimum_json=_spec(f'"slots":1,"layers":[{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:block-size-from-dim1",
+        code="D11",
+        rules=("record-layout",),
+        cause="a 4-bit kernel takes axis 1 for the block size; in a head-major page that is the head count",
+        source=f"{_VLLM}/issues/49012, {_VLLM}/pull/53681",
+        minimum_json=_spec('"slots":1,"kv_format":"nvfp4","layers":[{"kind":"attention","kv_heads":4,"head_dim":128}]'),
+    ),
+    Fault(
+        name="fault:drop-role-from-plane",
+        rules=("bounds",),
+        follow=("budget", "alias"),
+        cause="the packed page is sized without its last role, whose view then runs into the next slot",
+        source="planted: a role dropped from the packed plane",
+        minimum_json=_spec(f'"slots":1,"layers":[{_sparse(_INDEX, _POSITION)}]'),
+    ),
+    Fault(
+        name="fault:layer-ordinal-off-by-one",
+        rules=("index-scale",),
+        follow=("op-address", "bounds", "alias"),
+        cause="mapping offsets count the layers from one, so every layer reads its successor",
+        source="planted: off by one in the layer ordinal",
+        minimum_json=_spec(f'"slots":1,"layers":[{_LATENT}]'),
+    ),
+    Fault(
+        name="fault:swap-kv-lanes",
+        rules=("op-address",),
+        follow=("alias",),
+        cause="the attention op takes K where V is and V where K is",
+        source="planted: K and V lanes swapped",
+        minimum_json=_spec(f'"slots":1,"layers":[{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:scale-is-pairs",
+        rules=("index-scale",),
+        follow=("op-address", "stride", "alias"),
+        cause="the index scale counts K/V pairs per slot, and indices are multiplied by pages",
+        source="planted: scale in pairs instead of pages",
+        minimum_json=_spec(f'"slots":1,"layers":[{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:ledger-tokens",
+        rules=("op-address",),
+        follow=("index-scale", "record-layout", "bounds", "adjacency", "alias", "stride"),
+        cause="under context parallelism the op sizes a page by the ledger's tokens, cp times the physical ones",
+        source="planted: ledger tokens instead of physical tokens",
+        minimum_json=_spec(f'"slots":1,"parallel":{{"cp":2}},"layers":[{_LATENT}]'),
+    ),
+    Fault(
+        name="fault:heads-floor",
+        rules=("head-map",),
+        cause="KV heads per rank are rounded down, so the last heads are on no rank",
+        source="planted: floor instead of ceiling",
+        minimum_json=_spec('"slots":1,"parallel":{"tp":2},"layers":[{"kind":"attention","kv_heads":3,"head_dim":128}]'),
+    ),
+    Fault(
+        name="fault:scale-pool-uses-data-scale",
+        rules=("index-scale",),
+        follow=("op-address", "adjacency", "bounds", "stride", "alias"),
+        cause="the scale pool is walked in units of data pages, eight times its own",
+        source="planted: the scale pool with the data pool's scale",
+        minimum_json=_spec(f'"slots":1,"kv_format":"nvfp4","layers":[{_LATENT}]'),
+    ),
+    Fault(
+        name="fault:v-offset-from-k-only",
+        rules=("adjacency",),
+        follow=("op-address", "alias"),
+        cause="the distance from K to V is that of a K-only cache: 0 pages, so V is K",
+        source="planted: V offset from a K-only layer",
+        minimum_json=_spec(f'"slots":1,"layers":[{_ATTENTION}]'),
+    ),
+    Fault(
+        name="fault:global-id-for-extras",
+        rules=("op-address",),
+        follow=("bounds", "alias"),
+        cause="side planes are looked up by the layer's number in the model: wrong on every stage but the first",
+        source="planted: global instead of local layer ids for extra buffers",
+        minimum_json=_spec(
+            f'"slots":1,"parallel":{{"pp":2}},"rank":1,"layers":[{{"kind":"uncached"}},{_sparse(_INDEX)}]'
+        ),
+    ),
+)
+"""All faults, the canary first."""
+
+CANARY: Final = "fault:canary"
+
+
+def fault_named(name: str) -> Fault:
+    """Return the fault called ``name``; raise ``SpecError`` listing them for any other name."""
+    for fault in FAULTS:
+        if fault.name == name:
+            return fault
+    known = ", ".join(fault.name for fault in FAULTS)
+    raise SpecError("fault", f"unknown fault {shown(name)}, needs one of {known}")
+
+
+def rules_fired(spec: CacheSpec, allocator: str | Allocator) -> frozenset[str]:
+    """Return the rules that an allocator breaks on ``spec``, unjustified refusals included."""
+    return frozenset(finding.rule for finding in judge(spec, allocator).faults)
+
+
+def detects(fault: Fault, fired: frozenset[str]) -> bool:
+    """Say whether the rules that fired are those that the fault must be caught by."""
+    holds = all if fault.needs == "all" else any
+    return holds(rule in fired for rule in fault.rules)
+
+
+def shows(fault: Fault, spec: CacheSpec) -> bool:
+    """Say whether the fault's rules fire on ``spec``; no other rule is asked."""
+    try:
+        layout = allocate(spec, resolve(fault.name))
+    except Rejected as rejection:
+        blamed = rejection.supported or rejection.rule != "rejected"
+        return blamed and detects(fault, frozenset({rejection.rule}))
+    asked = tuple([rule for rule in RULES if rule.name in fault.rules])
+    return detects(fault, frozenset(finding.rule for finding in check(layout, rules=asked, limit=1)))
+
+
+def triggers(fault: Fault, spec: CacheSpec) -> bool:
+    """Say whether the fault shows on ``spec`` and its base has no finding there: it is clean, or refuses."""
+    if not shows(fault, spec):
+        return False
+    base = judge(spec, resolve(fault.base))
+    return base.status != "findings" and not any(finding.rule in fault.rules for finding in base.faults)

@@ -1,0 +1,246 @@
+"""Chunks on worker processes, which may be interrupted, or taken down by an allocator, without losing what they found.
+
+Each worker writes down the spec that it is about to judge. When a process ends in the middle (an allocator in C that
+crashes, ``os._exit``, no memory left), that spec is tried once more in a process of its own, so that the message can
+name it. Ctrl-C reaches the workers too: they end before their next example and hand over what they have.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from ..model.errors import SpecError, shown
+from ..model.spec import CacheSpec, decode_spec
+from ..sim.registry import resolve
+from ..sim.verdict import judge
+from .campaign import Chunk, ChunkResult, Options, broken_allocator, judge_saved_cases
+from .ledger import SavedCases
+
+T = TypeVar("T")
+
+GRACE_SECONDS: Final = 3
+"""How long interrupted workers may take to end their example."""
+TRIAL_SECONDS: Final = 60
+"""How long the spec of a dead worker may take when it is tried again."""
+
+_SAVED_CASES: Final = -1
+
+_interrupted = False
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """A ``SpecError`` on its way from a worker: exceptions with arguments of their own do not travel."""
+
+    field: str
+    problem: str
+
+
+def results_of_workers(options: Options, tasks: Iterator[tuple[int, int]]) -> Iterator[ChunkResult | SavedCases]:
+    """Yield what became of the saved cases, then the results of ``tasks`` in order.
+
+    On Ctrl-C the chunks begun are yielded as far as they got, and ``KeyboardInterrupt`` is raised after them.
+    """
+    with _Workers(options) as workers:
+        yield workers.result(workers.submit(_judge_cases, options, str(workers.notes)))
+        waiting: list[concurrent.futures.Future[ChunkResult | _Failure]] = []
+        try:
+            while True:
+                while len(waiting) <= options.workers and (task := next(tasks, None)) is not None:
+                    waiting.append(workers.submit(_run_chunk, options, *task, str(workers.notes)))
+                if not waiting:
+                    return
+                result = workers.result(waiting[0])
+                waiting.pop(0)
+                yield result
+        except KeyboardInterrupt:
+            yield from workers.interrupted(waiting)
+            raise
+
+
+class _Workers:
+    """The worker processes of one campaign; none is left behind, however it ends."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._others = set(multiprocessing.active_children())
+        self._pool = concurrent.futures.ProcessPoolExecutor(
+            options.workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
+        )
+        self.notes = Path(tempfile.mkdtemp(prefix="kvsan-workers-"))
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        mine = self._processes()
+        for process in mine:
+            process.terminate()
+        for process in mine:
+            process.join(GRACE_SECONDS)
+            if process.is_alive():
+                process.kill()
+        shutil.rmtree(self.notes, ignore_errors=True)
+
+    def _processes(self) -> list[multiprocessing.process.BaseProcess]:
+        return [process for process in multiprocessing.active_children() if process not in self._others]
+
+    def submit(self, function: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
+        """Hand a task to the workers, starting one if need be."""
+        try:
+            with _interrupts_held():
+                return self._pool.submit(function, *arguments)
+        except BrokenProcessPool:
+            raise self._obituary() from None
+
+    def result(self, future: concurrent.futures.Future[T | _Failure]) -> T:
+        """Return what a task returned; raise ``SpecError`` for what went wrong."""
+        try:
+            result = future.result()
+        except BrokenProcessPool:
+            raise self._obituary() from None
+        if isinstance(result, _Failure):
+            raise SpecError(result.field, result.problem)
+        return result
+
+    def interrupted(self, waiting: list[concurrent.futures.Future[ChunkResult | _Failure]]) -> Iterator[ChunkResult]:
+        """Yield what the chunks begun have found; a worker that does not end its example in time is given up."""
+        for process in self._processes():
+            with contextlib.suppress(OSError, TypeError):
+                os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
+        begun = [future for future in waiting if not future.cancel()]
+        concurrent.futures.wait(begun, GRACE_SECONDS)
+        for future in begun:
+            if future.done() and future.exception() is None:
+                result = future.result()
+                if isinstance(result, ChunkResult):
+                    yield result
+
+    def _obituary(self) -> SpecError:
+        """Return the one line about a worker process that ended, naming the spec that ends it again."""
+        name = shown(self._options.allocator)
+        notes = sorted(self.notes.iterdir())
+        for note in notes:
+            try:
+                spec = decode_spec(note.read_bytes())
+            except (OSError, SpecError):
+                continue
+            code = _exit_code(self._options.allocator, spec)
+            if code != 0:
+                ended = f"status {code}" if code is not None and code > 0 else f"signal {-(code or 0)}"
+                problem = "does not end" if code is None else f"ends the process ({ended})"
+                return broken_allocator(self._options, spec, int(note.stem), problem)
+        if not notes:
+            problem = f"a worker process ended before it could run {name}"
+            return SpecError("workers", f"{problem}; a script must start campaigns under if __name__ == '__main__'")
+        chunks = ", ".join(note.stem for note in notes)
+        problem = f"a worker process ended while {name} ran chunk {chunks}, and the specs alone do not do it again"
+        return SpecError("workers", f"{problem}; is there memory enough for {self._options.workers} workers?")
+
+
+def _exit_code(allocator: str, spec: CacheSpec) -> int | None:
+    """Return the exit status of a process of its own that judges ``spec``; None when it has to be stopped."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_judge_alone, args=(allocator, spec), daemon=True)
+    with _interrupts_held():
+        process.start()
+    process.join(TRIAL_SECONDS)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+    return code
+
+
+def _judge_alone(allocator: str, spec: CacheSpec) -> None:
+    _begin()
+    with contextlib.suppress(Exception):
+        judge(spec, resolve(allocator))
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts: it inherits that, and cannot be interrupted before ``_begin``."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else the first process to start would start it, and let Ctrl-C through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin() -> None:
+    """Set up a worker: Ctrl-C ends the chunk, what an allocator prints is no output, and no worker outlives us."""
+    signal.signal(signal.SIGINT, _note_interrupt)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    sys.stdout = sys.stderr
+    with contextlib.suppress(OSError):
+        os.dup2(2, 1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+
+
+def _note_interrupt(*_: object) -> None:
+    global _interrupted
+    _interrupted = True
+
+
+def _follow(parent: int) -> None:
+    """End this process when the parent has ended, by whatever means."""
+    multiprocessing.connection.wait([parent])
+    os._exit(1)
+
+
+def _run_chunk(options: Options, chunk: int, examples: int, notes: str) -> ChunkResult | _Failure:
+    try:
+        with _notes(notes, chunk) as record:
+            run = Chunk(options, chunk, record, lambda: _interrupted)
+            run.run(examples)
+            return run.result()
+    except SpecError as error:
+        return _Failure(error.field, error.problem)
+
+
+def _judge_cases(options: Options, notes: str) -> SavedCases | _Failure:
+    try:
+        with _notes(notes, _SAVED_CASES) as record:
+            return judge_saved_cases(options, record)
+    except SpecError as error:
+        return _Failure(error.field, error.problem)
+
+
+@contextlib.contextmanager
+def _notes(folder: str, chunk: int) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes down the spec at hand, in a file that outlives this process but not the chunk."""
+    path = Path(folder) / f"{chunk}.json"
+    with path.open("wb", buffering=0) as file:
+
+        def record(spec: bytes) -> None:
+            file.seek(0)
+            file.truncate()
+            file.write(spec)
+
+        yield record
+    path.unlink(missing_ok=True)

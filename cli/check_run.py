@@ -1,0 +1,106 @@
+"""What ``kvsan check`` does once its options are known: one rank, or all of them.
+
+Ranks of one pipeline stage hold the same bytes: the engine's allocators look at the stage alone, so they are asked once
+for each stage, and every rank still gets a document of its own. Anybody else's allocator is asked for every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from ..model.errors import SpecError
+from ..model.spec import CacheSpec, encode_spec
+from .allocator_choice import choose_allocator
+from .deployment import Given, deploy_model, read_deployment, read_model
+from .document import document_of
+from .examination import Examination, examine
+from .output import print_report, terminal, watched, write_bytes, write_json
+from .saved_case import read_saved_case
+from .status import CLEAN, WRONG
+
+MAX_RANKS: Final = 4096
+"""Most ranks that one command looks at: each has a document of its own."""
+
+
+class StageExamination(msgspec.Struct, frozen=True):
+    """An examination and the ranks that it holds for, in order."""
+
+    ranks: tuple[int, ...]
+    examination: Examination
+
+
+def check_one_rank(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
+    """Run ``check`` for one rank; return the exit status."""
+    with contextlib.redirect_stdout(sys.stderr):  # an allocator of somebody's own may print
+        deployment = read_deployment(given)
+        saved = read_saved_case(config, allocator_name)
+        model = read_model(config) if saved is None else saved.case.input
+        loaded = deploy_model(model, deployment, given, config)
+        allocator = choose_allocator(allocator_name if saved is None else saved.allocator, loaded.spec)
+        examination = examine(loaded.spec, allocator, loaded.inferred)
+    outcome = None if saved is None else saved.outcome(examination)
+    if json:
+        document = document_of(examination)
+        write_json(document if outcome is None else document | {"case": outcome})
+    else:
+        from .report import report_rank
+
+        console = terminal()
+        report_rank(console, examination)
+        if outcome is not None:
+            verb = "still breaks" if outcome["still_fails"] else "no longer breaks"
+            console.print(f"\nThe case {verb} {', '.join(outcome['rules']) or 'any rule'}.", markup=False)
+        print_report(console)
+    return CLEAN if examination.status == "clean" else WRONG
+
+
+def check_all_ranks(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
+    """Run ``check`` for all ranks; return the exit status."""
+    with contextlib.redirect_stdout(sys.stderr):
+        deployment = read_deployment(given)
+        loaded = deploy_model(read_model(config), msgspec.structs.replace(deployment, rank=0), given, config)
+        count = loaded.spec.parallel.world_size
+        if count > MAX_RANKS:
+            raise SpecError("--all-ranks", f"found {count} ranks, needs at most {MAX_RANKS}; use --rank N")
+        allocator = choose_allocator(allocator_name, loaded.spec)
+        stages = []
+        for ranks in watched(_alike(loaded.spec, allocator.by_stage), "ranks"):
+            spec = msgspec.structs.replace(loaded.spec, rank=ranks[0])
+            stages.append(StageExamination(ranks, examine(spec, allocator, loaded.inferred)))
+    if json:
+        write_bytes(_documents(stages))
+    else:
+        from .report_ranks import report_ranks
+
+        console = terminal()
+        report_ranks(console, stages)
+        print_report(console)
+    return CLEAN if all(stage.examination.status == "clean" for stage in stages) else WRONG
+
+
+def _alike(spec: CacheSpec, by_stage: bool) -> list[tuple[int, ...]]:
+    """Return the ranks in groups that an allocator treats alike."""
+    ranks = range(spec.parallel.world_size)
+    if not by_stage:
+        return [(rank,) for rank in ranks]
+    stages: dict[int, list[int]] = {}
+    for rank in ranks:
+        stages.setdefault(spec.parallel.coordinates(rank).pp_rank, []).append(rank)
+    return [tuple(stage) for stage in stages.values()]
+
+
+def _documents(stages: list[StageExamination]) -> Iterator[bytes]:
+    """Yield the JSON text of all ranks in order, one stage in memory at a time."""
+    yield b'{"ranks":['
+    for stage in stages:  # the ranks of a stage are consecutive, and stages ascend
+        document = document_of(stage.examination)
+        body = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in document.items()}
+        for rank in stage.ranks:
+            body["spec"] = msgspec.Raw(encode_spec(msgspec.structs.replace(stage.examination.spec, rank=rank)))
+            yield (b"," if rank else b"") + msgspec.json.encode(body)
+    yield b"]}\n"

@@ -1,0 +1,119 @@
+"""What ``kvsan fuzz`` does once its options are known."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ..ci.campaign import Options, Progress, Result, run_campaign
+from ..ci.profiles import profile_named
+from ..model.errors import SpecError, shown
+from .allocator_choice import import_from_here
+from .output import print_report, terminal, write_json
+from .status import CLEAN, INTERRUPTED, WRONG
+
+_OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "profile", "workers")}
+
+
+def fuzz_allocator(
+    allocator: str, given: Mapping[str, str | None], cases: str, require_coverage: bool, json: bool
+) -> int:
+    """Run the campaign and report it; return the exit status."""
+    import_from_here()
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            options = read_options(allocator, given, cases)
+            with _live() as show:
+                result = run_campaign(options, show)
+        except SpecError as error:
+            raise SpecError(_OPTION_OF_FIELD.get(error.field, error.field), error.problem) from None
+    if json:
+        write_json(result_document(result))
+    else:
+        from .report_fuzz import report_campaign
+
+        console = terminal()
+        report_campaign(console, result, options)
+        print_report(console)
+    if result.interrupted:
+        return INTERRUPTED
+    uncovered = require_coverage and bool(result.coverage.classes_never)
+    return WRONG if result.faults or result.coverage.cases_failing or uncovered else CLEAN
+
+
+def read_options(allocator: str, given: Mapping[str, str | None], cases: str) -> Options:
+    """Return the campaign that the options ask for; what is given outright goes before the profile."""
+    profile = profile_named("dev" if given["--profile"] is None else given["--profile"])
+    examples = _whole(given, "--max-examples", 1, 10_000_000)
+    seconds = _whole(given, "--time", 1, 7 * 24 * 3600)
+    if examples is None and seconds is None:
+        examples, seconds = profile.examples, profile.seconds
+    if not cases:
+        raise SpecError("--cases", "found an empty path, needs a folder")
+    return Options(
+        allocator=allocator,
+        seed=_whole(given, "--seed", 0, 2**63 - 1) or 0,
+        examples=examples,
+        seconds=seconds,
+        workers=_whole(given, "--workers", 1, 256) or profile.workers,
+        cases=Path(cases),
+    )
+
+
+def _whole(given: Mapping[str, str | None], option: str, low: int, high: int) -> int | None:
+    """Return an option's whole number, None when it is not given; raise ``SpecError`` naming the option."""
+    text = given[option]
+    if text is None:
+        return None
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20 and low <= int(digits) <= high):
+        raise SpecError(option, f"found {shown(text)}, needs a whole number from {low} to {high}")
+    return int(digits)
+
+
+def result_document(result: Result) -> dict[str, object]:
+    """Return the JSON document of a campaign."""
+    return {
+        "allocator": result.allocator,
+        "seed": result.seed,
+        "examples": result.examples,
+        "seconds": round(result.seconds, 3),
+        "refused": result.refused,
+        "known": result.known,
+        "faults": [
+            {
+                "rule": fault.rule,
+                "message": fault.message,
+                "case": fault.case,
+                "examples_to_find": fault.examples_to_find,
+                "size": fault.size,
+            }
+            for fault in result.faults
+        ],
+        "coverage": result.coverage,
+        "interrupted": result.interrupted,
+    }
+
+
+@contextlib.contextmanager
+def _live() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows where a campaign stands: live on a terminal, else not at all."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda state: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield lambda state: live.update(_line(state), refresh=True)
+
+
+def _line(state: Progress) -> str:
+    rules = ", ".join(state.rules) or "none"
+    return (
+        f"{state.examples:,} examples, {state.per_second:,.0f} per second; rules broken: {rules}; "
+        f"rare classes {state.classes_covered} of {state.classes}"
+    )

@@ -1,0 +1,113 @@
+"""What reaches the standard output: one JSON document, or a report made with rich.
+
+Everything is written once, at the end. A reader that goes away (``| head``) is no error: the rest is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS: Final = 1
+"""How long work goes on before its progress is shown."""
+
+_PLAIN: Final = str.maketrans({"✓": "ok", "✗": "x", "…": "...", "×": "x", "–": "-", "·": "|", "•": "*", "→": "->"})
+"""What stands for our signs where the terminal's encoding has no room for them."""
+
+
+class OutputFailed(Exception):
+    """The standard output cannot be written (a full disk)."""
+
+
+def write_json(document: Any) -> None:
+    """Write ``document`` (or the document that it is encoded as, in pieces) as one line of JSON."""
+    import msgspec
+
+    write_bytes((msgspec.json.encode(document), b"\n"))
+
+
+def write_text(text: str) -> None:
+    """Write ``text``, in whatever encoding the standard output has."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        data = text.encode(encoding)
+    except UnicodeEncodeError:
+        data = text.translate(_PLAIN).encode(encoding, "replace")
+    write_bytes((data,))
+
+
+def write_bytes(pieces: Iterable[bytes]) -> None:
+    """Write ``pieces`` one after the other; stop in silence when nobody reads any more.
+
+    Raises ``OutputFailed`` when the system refuses to write for another reason.
+    """
+    if sys.stdout is None:
+        return
+    binary = getattr(sys.stdout, "buffer", None)
+    try:
+        sys.stdout.flush()
+        for piece in pieces:
+            if binary is not None:
+                binary.write(piece)
+            else:
+                sys.stdout.write(piece.decode())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_the_rest()
+    except OSError as error:
+        _drop_the_rest()
+        raise OutputFailed(f"cannot write the standard output: {error.strerror or error}") from None
+
+
+def _drop_the_rest() -> None:
+    """Send what is still buffered nowhere, or the interpreter complains about it as it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def terminal() -> Console:
+    """Return a console for the report; ``print_report`` writes what was printed on it."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.begin_capture()
+    return console
+
+
+def print_report(console: Console) -> None:
+    """Write what was printed on a console of ``terminal``."""
+    write_text("\n".join(line.rstrip() for line in console.end_capture().split("\n")))
+
+
+def watched(items: Sequence[T], label: str) -> Iterator[T]:
+    """Yield ``items``; once they take long, show the progress on the standard error, if that is a terminal."""
+    started = time.monotonic()
+    left = iter(items)
+    done = 0
+    show = sys.stderr is not None and sys.stderr.isatty()
+    for item in left:
+        yield item
+        done += 1
+        if show and time.monotonic() - started > PATIENCE_SECONDS:
+            break
+    if done == len(items):
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(label, total=len(items), completed=done)
+        for item in left:
+            yield item
+            progress.advance(task)

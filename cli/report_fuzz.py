@@ -1,0 +1,55 @@
+"""The report of a campaign for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..ci.campaign import Options, Result
+from .spec_words import describe_spec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def report_campaign(console: Console, result: Result, options: Options) -> None:
+    """Print what a campaign found: a line of totals, a paragraph per rule, and what was never drawn."""
+    rate = result.examples / max(result.seconds, 1e-9)
+    console.print(
+        f"{result.allocator}: {result.examples:,} examples in {result.seconds:.1f} s ({rate:,.0f} per second), "
+        f"seed {result.seed}, {result.refused:,} refused, {result.known:,} known limits hit",
+        markup=False,
+    )
+    if result.interrupted:
+        console.print("interrupted: cases found so far are saved, not all of them reduced", style="yellow")
+    for fault in result.faults:
+        console.print()
+        console.print(f"✗ {fault.rule}", style="bold red", end="")
+        console.print(f" (example {fault.examples_to_find:,}, size {fault.size})", markup=False)
+        console.print(f"  {fault.message}", markup=False)
+        console.print("  smallest case:", markup=False)
+        for line in describe_spec(fault.spec):
+            console.print(f"    {line}", markup=False)
+        if fault.case is not None:
+            console.print(f"  saved as {fault.case}", markup=False, soft_wrap=True)
+    coverage = result.coverage
+    if coverage.cases_failing:
+        console.print(f"✗ saved cases that still fail: {', '.join(coverage.cases_failing)}", style="bold red")
+    if not result.faults:
+        console.print("✓ no rule is broken outside known limits", style="green")
+    console.print()
+    never = [f"{axis} {', '.join(values)}" for axis, values in coverage.never.items() if values]
+    console.print(
+        f"Coverage: {coverage.pairs_seen:,} of {coverage.pairs_total:,} pairs of values, "
+        f"{sum(map(bool, coverage.classes.values()))} of {len(coverage.classes)} rare classes",
+        markup=False,
+    )
+    if coverage.classes_never:
+        console.print(f"  classes never drawn: {', '.join(coverage.classes_never)}", markup=False)
+    if never:
+        console.print(f"  values never drawn: {'; '.join(never)}", markup=False)
+    if coverage.cases_not_run:
+        count = len(coverage.cases_not_run)
+        console.print(f"  saved cases of other allocators, or unreadable, not run: {count}", markup=False)
+    if result.faults and options.cases is not None:
+        console.print("\nRun one again with `kvsan check CASE`; all of them with", end=" ")
+        console.print(f"`pytest --kvsan-cases {options.cases}`.", markup=False)

@@ -1,0 +1,28 @@
+"""``check``: all static rules over a layout."""
+
+from __future__ import annotations
+
+import itertools
+
+from .finding import Finding
+from .layout import Layout
+from .references import check_references
+from .rules import RULES
+from .rules.rule import Rule, inspect
+
+FINDINGS_PER_RULE = 20
+"""Findings that one rule reports of one layout: a fault of a layer class repeats in every layer."""
+
+
+def check(layout: Layout, *, rules: tuple[Rule, ...] = RULES, limit: int = FINDINGS_PER_RULE) -> list[Finding]:
+    """Return what is wrong with ``layout``: at most ``limit`` findings of each rule, in the order of ``rules``.
+
+    Raises ``SpecError`` when the layout's references do not hold (``references``).
+    """
+    check_references(layout)
+    inspection = inspect(layout)
+    findings: list[Finding] = []
+    for rule in rules:
+        if rule.check is not None:
+            findings += itertools.islice(rule.check(inspection), limit)
+    return findings

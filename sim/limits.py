@@ -1,0 +1,39 @@
+"""``KnownLimit``: a published weakness of an allocator, understood, documented and watched.
+
+A finding inside a known limit is counted, not reported. Each limit has a minimal spec that must still break the rule
+(an expected failure): when it passes, the limit is gone and must be deleted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import msgspec
+
+from ..model.spec import CacheSpec
+from .allocators.faulty import base_of
+
+
+class KnownLimit(msgspec.Struct, frozen=True):
+    """Specs that match ``matches`` may break ``rules`` under ``allocator``; ``anchor`` is where it is explained.
+
+    ``example`` is the canonical JSON of a minimal spec.
+    """
+
+    name: str
+    allocators: tuple[str, ...]
+    rules: tuple[str, ...]
+    matches: Callable[[CacheSpec], bool]
+    anchor: str
+    example: bytes
+
+
+def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
+    """Return the known limits of a shipped allocator; a fault has those of its base, foreign allocators none here."""
+    if allocator.startswith("fault:"):
+        allocator = base_of(allocator)
+    if not allocator.startswith("trtllm-"):
+        return ()
+    module = importlib.import_module("kvsan.sim.allocators.trtllm.limits")
+    return tuple(limit for limit in module.LIMITS if allocator in limit.allocators)

@@ -1,0 +1,149 @@
+"""Allocators by name, and ``allocate``: from a spec to a layout.
+
+Names resolve lazily: asking for one allocator imports that one. A name is one of the shipped ones,
+``module:function`` for anybody's own
+(given by the user, never taken from a file), or a name in the entry-point group ``kvsan.allocators``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import Final, TypeAlias, cast
+
+import msgspec
+
+from ..model.errors import SpecError, shown
+from ..model.layers import INDEX_POSITION, paged_part
+from ..model.spec import CacheSpec, one_line
+from .allocators.faulty import FAULTY
+from .foreign import require_allocator
+from .layout import Layout
+from .rejection import Rejected
+
+Allocator: TypeAlias = Callable[[CacheSpec], Layout]
+ENTRY_POINT_GROUP: Final = "kvsan.allocators"
+
+
+class AllocatorEntry(msgspec.Struct, frozen=True):
+    """A row of the table: ``target`` is ``module:function`` below this package; ``kind`` is ``engine``, ``fault`` or
+    ``plugin``."""
+
+    name: str
+    summary: str
+    kind: str
+    target: str
+
+
+_TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
+
+ALLOCATORS: Final = (
+    AllocatorEntry(
+        "trtllm-v1",
+        "TensorRT-LLM KVCacheManager: a pool per window and KV head count, recurrent states layer by layer",
+        "engine",
+        f"{_TRTLLM}:allocate_v1",
+    ),
+    AllocatorEntry(
+        "trtllm-v2",
+        "TensorRT-LLM KVCacheManagerV2: buffers of one size share a pool, life cycles of equal slots share a group",
+        "engine",
+        f"{_TRTLLM}:allocate_dense",
+    ),
+    AllocatorEntry(
+        "trtllm-v2-qsa-legacy",
+        "the V2 QSA manager before packing: every side plane is a buffer of its own",
+        "engine",
+        f"{_TRTLLM}:allocate_qsa_legacy",
+    ),
+    AllocatorEntry(
+        "trtllm-v2-qsa-packed",
+        "the V2 QSA manager that packs side planes when one could match a K, V or scale page for any head count",
+        "engine",
+        f"{_TRTLLM}:allocate_qsa_packed",
+    ),
+    AllocatorEntry(
+        "trtllm-v2-qsa-packed-rank-local",
+        "the packed QSA manager with the match asked for this rank's head count alone",
+        "engine",
+        f"{_TRTLLM}:allocate_qsa_packed_rank_local",
+    ),
+    *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
+)
+
+
+def resolve(name: str) -> Allocator:
+    """Return the allocator called ``name``, without calling it.
+
+    ``module:function`` imports the module: pass only names that a user gave. Raises ``SpecError`` listing the known
+    names, or saying why it cannot be loaded or is no allocator (``foreign``).
+    """
+    for entry in ALLOCATORS:
+        if entry.name == name:
+            return _import(entry.target)
+    if name.startswith("fault:"):
+        faults = ", ".join(entry.name for entry in ALLOCATORS if entry.kind == "fault")
+        raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {faults}")
+    if ":" in name:
+        return _import_foreign(name, name)
+    for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if plugin.name == name:
+            return _import_foreign(plugin.value, name)
+    raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {_known()}, or module:function")
+
+
+def _known() -> str:
+    return ", ".join([*[entry.name for entry in ALLOCATORS if entry.kind != "fault"], "fault:NAME"])
+
+
+def _import(target: str) -> Allocator:
+    module_name, _, function_name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way while it loads
+        raise SpecError(
+            "allocator", f"cannot import {shown(module_name)}: {type(error).__name__}: {one_line(str(error))}"
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise SpecError("allocator", f"module {module_name} has no function {shown(function_name)}")
+    return cast(Allocator, function)
+
+
+def _import_foreign(target: str, name: str) -> Allocator:
+    function = _import(target)
+    require_allocator(function, name)
+    return function
+
+
+def default_allocator(spec: CacheSpec) -> str:
+    """Return the allocator that a spec is checked with when none is named: packed for QSA models, else plain V2."""
+    if spec.sparse_algorithm == "qsa":
+        return "trtllm-v2-qsa-packed"
+    planes = (plane for layer in map(paged_part, spec.layers) if layer is not None for plane in layer.side_planes)
+    return "trtllm-v2-qsa-packed" if any(plane.role == INDEX_POSITION for plane in planes) else "trtllm-v2"
+
+
+def allocate(spec: CacheSpec, allocator: str | Allocator | None = None) -> Layout:
+    """Return the layout that ``allocator`` (a name, a function, or None for the default) gives ``spec``.
+
+    Raises ``Rejected`` for a refusal. An exception that is no ``Rejected`` explains nothing to the user of an engine
+    and becomes a
+    ``Rejected`` of rule ``unexplained-rejection``.
+    """
+    function = resolve(allocator or default_allocator(spec)) if not callable(allocator) else allocator
+    try:
+        layout = function(spec)
+    except (Rejected, SpecError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise Rejected(
+            f"the allocator refused with {type(error).__name__}"
+            + (f": {one_line(str(error))}" if str(error) else " and no message"),
+            "let the allocator raise kvsan.Rejected with the cause and the way out",
+            rule="unexplained-rejection",
+        ) from error
+    if not isinstance(layout, Layout):
+        raise SpecError("allocator", f"returned {shown(layout)}, needs a kvsan.Layout")
+    return layout

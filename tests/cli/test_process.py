@@ -1,0 +1,96 @@
+"""The command as a process of its own: what it imports, how fast it starts, and readers that go away."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+KVSAN = [sys.executable, "-m", "kvsan"]
+HEAVY = ("cupy", "hypothesis", "islpy", "numpy", "torch", "triton")
+STARTUP_TIMES = 3
+"""How many times as long as its imports a check may take."""
+
+SHOW_MODULES = """
+import sys
+from kvsan.cli import run
+status = run(sys.argv[1:])
+print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+raise SystemExit(status)
+"""
+
+
+@pytest.mark.parametrize("options", [["--json"], [], ["--all-ranks", "--tp", "2"]])
+def test_a_check_imports_nothing_heavy(reference, options) -> None:
+    command = [sys.executable, "-c", SHOW_MODULES, "check", str(reference), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    loaded = set(done.stderr.split())
+    assert "kvsan" in loaded
+    assert sorted(loaded.intersection(HEAVY)) == []
+    assert ("rich" in loaded) == ("--json" not in options)
+
+
+def test_a_check_starts_quickly(reference) -> None:
+    def seconds(*arguments: str) -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+        return time.perf_counter() - started
+
+    imports = ("-c", "import numpy, msgspec, typer, rich")
+    check = ("-m", "kvsan", "check", str(reference), "--json")
+    pairs = [(seconds(*imports), seconds(*check)) for _ in range(5)]
+    imports_seconds, check_seconds = (statistics.median(times) for times in zip(*pairs, strict=True))
+    assert check_seconds <= STARTUP_TIMES * imports_seconds
+
+
+@pytest.mark.parametrize("arguments", [["check", "{}", "--json"], ["check", "{}"], ["rules"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_error(reference, arguments) -> None:
+    command = [argument.format(reference) for argument in arguments]
+    process = subprocess.Popen([*KVSAN, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full: /dev/full")
+def test_a_full_disk_is_one_line(reference) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*KVSAN, "check", str(reference), "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "kvsan: cannot write the standard output: No space left on device\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_an_interrupt_leaves_no_traceback(reference, tmp_path) -> None:
+    slow = "import sys, time\ndef wait(spec):\n    print('waiting', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
+    (tmp_path / "slow_allocator.py").write_text(slow, encoding="utf-8")
+    command = [*KVSAN, "check", str(reference), "--allocator", "slow_allocator:wait", "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True, bufsize=1
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "kvsan: interrupted\n")
+
+
+def test_the_document_is_utf_8_whatever_the_terminal(reference, tmp_path) -> None:
+    layer = {"kind": "attention", "kv_heads": 1, "head_dim": 64}
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps({"kvsan": "spec", "model": "modèle", "layers": [layer]}), encoding="utf-8")
+    command = [sys.executable, "-X", "utf8=0", "-m", "kvsan", "check", str(file), "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout.decode("utf-8"))["spec"]["model"] == "modèle"
