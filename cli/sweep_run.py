@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from ..ci.sweep import BY_SIZE, GRIDS, Grid, Sweep
+from ..ci.sweep import BY_SIZE, GRIDS, BrokenClass, Grid, Sweep
 from ..ci.sweep import sweep as run_sweep
 from ..model.errors import SpecError, shown
 from ..model.spec import one_line
@@ -93,15 +93,25 @@ def _report(result: Sweep) -> None:
         console.print("✓ no point breaks a rule outside known limits", style="green")
         print_report(console)
         return
+    rows = _by_geometry(result)
     table = Table(box=None, pad_edge=False)
-    for heading in ("rule", "KV", "heads on the rank", "head dim", "index dim", "sparse layers", "points"):
-        table.add_column(heading, justify="left" if heading in ("rule", "KV") else "right")
-    for row in result.classes[:LISTED]:
+    for heading in ("KV", "heads on the rank", "head dim", "index dim", "sparse layers", "points", "rules"):
+        table.add_column(heading, justify="left" if heading in ("KV", "rules") else "right")
+    for row, rules in rows[:LISTED]:
         layers = "2 or more" if row.several_layers else "1"
-        table.add_row(
-            row.rule, row.kv_dtype, str(row.heads), str(row.head_dim), str(row.index_dim), layers, f"{row.count:,}"
-        )
+        cells = (row.kv_dtype, row.heads, row.head_dim, row.index_dim, layers, f"{row.count:,}", ", ".join(rules))
+        table.add_row(*map(str, cells))
     console.print(table)
-    if len(result.classes) > LISTED:
-        console.print(f"and {len(result.classes) - LISTED:,} more (--json has them)")
+    if len(rows) > LISTED:
+        console.print(f"and {len(rows) - LISTED:,} more geometries (--json has them, rule by rule)")
     print_report(console)
+
+
+def _by_geometry(result: Sweep) -> list[tuple[BrokenClass, list[str]]]:
+    """Return each broken geometry once, with the rules that it breaks, the most points first."""
+    geometries: dict[tuple[str, int, int, int, bool], tuple[BrokenClass, list[str]]] = {}
+    for row in result.classes:
+        key = (row.kv_dtype, row.head_dim, row.heads, row.index_dim, row.several_layers)
+        held, rules = geometries.get(key, (row, []))
+        geometries[key] = (row if row.count > held.count else held, [*rules, row.rule])
+    return sorted(geometries.values(), key=lambda entry: -entry[0].count)

@@ -66,7 +66,8 @@ def test_the_report_lists_classes(run, grid) -> None:
 
 def test_the_report_of_the_dev_grid_leaves_the_rest_to_json(run) -> None:
     ran = run("sweep", "--allocator", "trtllm-v2-qsa-legacy", "--grid", "dev")
-    assert "more (--json has them)" in ran.out
+    assert "more geometries (--json has them, rule by rule)" in ran.out
+    assert "alias," in ran.out  # a geometry is one row, with all of its rules
 
 
 def test_the_grid_depends_on_what_has_to_be_run(run, own, monkeypatch) -> None:
