@@ -110,6 +110,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     coverage: Coverage
     interrupted: bool = False
 
+    @property
+    def nothing_checked(self) -> bool:
+        """Whether every single spec was refused, so that a campaign without faults says nothing."""
+        return self.examples > 0 and self.refused == self.examples
+
 
 class Progress(msgspec.Struct, frozen=True):
     """Where a campaign stands: examples so far, examples per second, rules broken, and classes covered of all."""

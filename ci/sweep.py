@@ -137,12 +137,16 @@ class BrokenClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished sweep: ``signatures`` counts the classes compared, ``judged`` how often the allocator was run."""
+    """A finished sweep: ``signatures`` counts the classes compared, ``judged`` how often the allocator was run.
+
+    ``refused`` is how many of those runs were refusals.
+    """
 
     allocator: str
     points: int
     signatures: int
     judged: int
+    refused: int
     seconds: float
     classes: list[BrokenClass]
 
@@ -184,6 +188,7 @@ def sweep(
         points=total * len(grid.tokens_per_block),
         signatures=classes,
         judged=judging.judged,
+        refused=judging.refused,
         seconds=time.monotonic() - started,
         classes=judging.classes(),
     )
@@ -254,6 +259,7 @@ class _Judging:
 
     def __init__(self, allocator: str, points: _Points, tokens: tuple[int, ...]) -> None:
         self.judged = 0
+        self.refused = 0
         self._name, self._points, self._tokens = allocator, points, tokens
         self._function: Allocator = resolve(allocator)
         self._limits: tuple[KnownLimit, ...] = limits_of(allocator)
@@ -317,10 +323,11 @@ class _Judging:
         spec = _spec(self._points, member, tokens)
         self.judged += 1
         try:
-            faults, _, _ = faults_outside_limits(spec, self._function, self._limits)
+            faults, _, refused = faults_outside_limits(spec, self._function, self._limits)
         except Exception as error:  # no layout, or one that the rules choke on
             problem = error.problem if isinstance(error, SpecError) else f"{type(error).__name__}: {error}"
             raise SpecError("allocator", f"{shown(self._name)}: {problem}, on the spec {_brief(spec)}") from error
+        self.refused += refused
         return {fault.rule: fault.message for fault in reversed(faults)}
 
     def classes(self) -> list[BrokenClass]:

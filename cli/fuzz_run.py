@@ -41,7 +41,8 @@ def fuzz_allocator(
     if result.interrupted:
         return INTERRUPTED
     uncovered = require_coverage and bool(result.coverage.classes_never)
-    return WRONG if result.faults or result.coverage.cases_failing or uncovered else CLEAN
+    wrong = result.faults or result.coverage.cases_failing or uncovered or result.nothing_checked
+    return WRONG if wrong else CLEAN
 
 
 def read_options(allocator: str, given: Mapping[str, str | None], cases: str) -> Options:

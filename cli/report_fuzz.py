@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 def report_campaign(console: Console, result: Result, options: Options) -> None:
     """Print what a campaign found: a line of totals, a paragraph per rule, and what was never drawn."""
+    from rich.padding import Padding
+    from rich.text import Text
+
     rate = result.examples / max(result.seconds, 1e-9)
     console.print(
         f"{result.allocator}: {result.examples:,} examples in {result.seconds:.1f} s ({rate:,.0f} per second), "
@@ -25,7 +28,7 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
         console.print()
         console.print(f"✗ {fault.rule}", style="bold red", end="")
         console.print(f" (example {fault.examples_to_find:,}, size {fault.size})", markup=False)
-        console.print(f"  {fault.message}", markup=False)
+        console.print(Padding(Text(fault.message), (0, 0, 0, 2)))
         console.print("  smallest case:", markup=False)
         for line in describe_spec(fault.spec):
             console.print(f"    {line}", markup=False)
@@ -34,7 +37,9 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
     coverage = result.coverage
     if coverage.cases_failing:
         console.print(f"✗ saved cases that still fail: {', '.join(coverage.cases_failing)}", style="bold red")
-    if not result.faults:
+    if result.nothing_checked:
+        console.print(f"! nothing was checked: all {result.examples:,} specs were refused", style="bold yellow")
+    elif not result.faults:
         console.print("✓ no rule is broken outside known limits", style="green")
     console.print()
     never = [f"{axis} {', '.join(values)}" for axis, values in coverage.never.items() if values]
@@ -51,5 +56,8 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
         count = len(coverage.cases_not_run)
         console.print(f"  saved cases of other allocators, or unreadable, not run: {count}", markup=False)
     if result.faults and options.cases is not None:
-        console.print("\nRun one again with `kvsan check CASE`; all of them with", end=" ")
-        console.print(f"`pytest --kvsan-cases {options.cases}`.", markup=False)
+        foreign = ":" in result.allocator and not result.allocator.startswith("fault:")
+        name = f" --allocator {result.allocator}" if foreign else ""
+        plugin = f" --kvsan-allocator {result.allocator}" if foreign else ""
+        console.print(f"\nRun one again:  kvsan check CASE{name}", markup=False, soft_wrap=True)
+        console.print(f"All of them:    pytest --kvsan-cases {options.cases}{plugin}", markup=False, soft_wrap=True)

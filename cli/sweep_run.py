@@ -40,7 +40,7 @@ def sweep_allocator(allocator: str, grid_name: str | None, json: bool) -> int:
         write_json(result)
     else:
         _report(result)
-    return WRONG if result.classes else CLEAN
+    return WRONG if result.classes or result.refused == result.judged else CLEAN
 
 
 def read_grid(name: str) -> Grid:
@@ -86,9 +86,13 @@ def _report(result: Sweep) -> None:
     console = terminal()
     console.print(
         f"{result.allocator}: {result.points:,} points in {result.seconds:.1f} s, {result.signatures:,} classes of "
-        f"geometry compared, allocator run {result.judged:,} times",
+        f"geometry compared, allocator run {result.judged:,} times, {result.refused:,} of them refused",
         markup=False,
     )
+    if result.refused == result.judged and not result.classes:
+        console.print("! nothing was checked: the allocator refused every point", style="bold yellow")
+        print_report(console)
+        return
     if not result.classes:
         console.print("✓ no point breaks a rule outside known limits", style="green")
         print_report(console)

@@ -19,7 +19,10 @@ def check_references(layout: Layout) -> None:
         ("tables", PageTable),
         ("accesses", Access),
     ):
-        for index, member in enumerate(getattr(layout, field)):
+        members = getattr(layout, field)
+        if {member.__class__ for member in members} <= {kind}:
+            continue
+        for index, member in enumerate(members):
             if member.__class__ is not kind:
                 raise SpecError(f"layout.{field}[{index}]", f"found {shown(member)}, needs a {kind.__name__}")
     _check_buffers(layout)
@@ -44,8 +47,10 @@ def _check_buffers(layout: Layout) -> None:
                 f"found {shown(manager)}, a pool of {shown(pool)}, a life cycle of {shown(cycle)}, needs one manager",
             )
         seen.add((manager, buffer.layer, buffer.role))
-        seen.update([(manager, part.layer, part.role) for part in buffer.parts])
-        count += 1 + len(buffer.parts)
+        count += 1
+        if buffer.parts:
+            seen.update([(manager, part.layer, part.role) for part in buffer.parts])
+            count += len(buffer.parts)
         if len(seen) != count:
             raise SpecError(
                 f"layout.buffers[{index}]", f"layer {buffer.layer}'s {buffer.role}, or a part of it, is there twice"
@@ -58,8 +63,8 @@ def _check_accesses(layout: Layout) -> None:
         if not (0 <= access.pool < pools and 0 <= access.buffer < buffers):
             require_int(f"layout.accesses[{index}].pool", access.pool, 0, pools - 1)
             require_int(f"layout.accesses[{index}].buffer", access.buffer, 0, buffers - 1)
-        parts = len(layout.buffers[access.buffer].parts)
-        if not -1 <= access.part < parts:
+        if access.part != -1 and not 0 <= access.part < len(layout.buffers[access.buffer].parts):
+            parts = len(layout.buffers[access.buffer].parts)
             require_int(f"layout.accesses[{index}].part", access.part, -1, parts - 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..finding import Finding
-from ..page import Page
+from ..layout import Layout
 from .rule import Inspection, Rule, buffer_name, place_of
 
 
@@ -13,42 +13,42 @@ def check_alignment(inspection: Inspection) -> Iterator[Finding]:
     """Yield buffers and parts that are not aligned to their elements, or to what the spec's consumer declares."""
     layout = inspection.layout
     declared = layout.spec.consumer.alignment_bytes if layout.spec is not None else 1
+    pools = layout.pools
     for index, buffer in enumerate(layout.buffers):
-        pool_alignment = layout.pools[buffer.pool].alignment_bytes
-        views: list[tuple[str, int, Page, int]] = [
-            (buffer_name(buffer), buffer.offset_bytes, buffer.page, buffer.page_bytes)
-        ]
-        if buffer.parts:
-            views = [
-                (
-                    f"layer {part.layer}'s {part.role}",
-                    buffer.offset_bytes + part.offset_bytes,
-                    part.page,
-                    part.page.span_bytes,
-                )
-                for part in buffer.parts
-            ]
-        for name, offset, page, page_bytes in views:
+        base, pitch = pools[buffer.pool].alignment_bytes, buffer.slot_stride_bytes
+        if not buffer.parts:
+            page, offset, page_bytes = buffer.page, buffer.offset_bytes, buffer.page_bytes
             need = max(declared, page.format.container_bytes)
-            pitch = buffer.slot_stride_bytes
-            if not (offset % need or pitch % need or page_bytes % declared) and (
-                declared == 1 or pool_alignment % declared == 0
-            ):
-                continue
-            if not (offset % need or pitch % need or page_bytes % declared):
-                problem, found = "the pool's base", pool_alignment
-            elif offset % need:
-                problem, found = "its first byte", offset
-            else:
-                problem, found = ("its slot pitch", pitch) if pitch % need else ("its page", page_bytes)
-            whose = "one element" if need > declared else "what the consumer declares"
-            yield Finding(
-                rule="alignment",
-                message=f"{name}: {problem} ({found} B) is not a multiple of {need} B, {whose}",
-                remedy="pad the page or reorder the buffers so that offsets and pitches are multiples of the access "
-                "width",
-                where=(place_of(layout, index),),
-            )
+            if offset % need or pitch % need or page_bytes % declared or base % declared:
+                problem = _problem(declared, need, base, offset, pitch, page_bytes)
+                yield _finding(layout, index, buffer_name(buffer), problem)
+        for part in buffer.parts:
+            page, offset = part.page, buffer.offset_bytes + part.offset_bytes
+            need = max(declared, page.format.container_bytes)
+            if offset % need or pitch % need or page.span_bytes % declared or base % declared:
+                problem = _problem(declared, need, base, offset, pitch, page.span_bytes)
+                yield _finding(layout, index, f"layer {part.layer}'s {part.role}", problem)
+
+
+def _problem(declared: int, need: int, base: int, offset: int, pitch: int, page_bytes: int) -> str:
+    """Return what is not aligned, the first of the base, the offset, the pitch and the page; all in bytes."""
+    if base % declared:
+        what, found = "the pool's base", base
+    elif offset % need:
+        what, found = "its first byte", offset
+    else:
+        what, found = ("its slot pitch", pitch) if pitch % need else ("its page", page_bytes)
+    whose = "one element" if need > declared else "what the consumer declares"
+    return f"{what} ({found} B) is not a multiple of {need} B, {whose}"
+
+
+def _finding(layout: Layout, index: int, name: str, problem: str) -> Finding:
+    return Finding(
+        rule="alignment",
+        message=f"{name}: {problem}",
+        remedy="pad the page or reorder the buffers so that offsets and pitches are multiples of the access width",
+        where=(place_of(layout, index),),
+    )
 
 
 RULE = Rule(

@@ -33,7 +33,7 @@ def test_the_document(run, grid) -> None:
     ran = run("sweep", "--allocator", "trtllm-v2-qsa-legacy", "--grid", grid, "--json")
     assert (ran.status, ran.err) == (1, "")
     document = ran.document
-    assert list(document) == ["allocator", "points", "signatures", "judged", "seconds", "classes"]
+    assert list(document) == ["allocator", "points", "signatures", "judged", "refused", "seconds", "classes"]
     assert (document["allocator"], document["points"]) == ("trtllm-v2-qsa-legacy", 4)
     (row,) = document["classes"]
     message = row.pop("message")
