@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MIN_WIDTH: Final = 40
+"""Columns that a report takes at least, whatever the terminal says of itself: narrower tables lose their text."""
+
 PATIENCE_SECONDS: Final = 1
 """How long work goes on before its progress is shown."""
 
@@ -81,6 +84,8 @@ def terminal() -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
+    if console.width < MIN_WIDTH:
+        console = Console(highlight=False, width=MIN_WIDTH)
     console.begin_capture()
     return console
 

@@ -23,7 +23,10 @@ def shown(value: object) -> str:
         return (
             f"a whole number of {value.bit_length()} bits"  # str() of a huge int is slow, and refused past 4300 digits
         )
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # somebody else's object
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -101,9 +101,11 @@ def _import(target: str) -> Allocator:
     module_name, _, function_name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may fail in any way while it loads
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may fail in any way while it loads
         raise SpecError(
-            "allocator", f"cannot import {shown(module_name)}: {type(error).__name__}: {one_line(str(error))}"
+            "allocator", f"cannot import {shown(module_name)}: {type(error).__name__}: {message_of(error)}"
         ) from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -128,22 +130,35 @@ def default_allocator(spec: CacheSpec) -> str:
 def allocate(spec: CacheSpec, allocator: str | Allocator | None = None) -> Layout:
     """Return the layout that ``allocator`` (a name, a function, or None for the default) gives ``spec``.
 
-    Raises ``Rejected`` for a refusal. An exception that is no ``Rejected`` explains nothing to the user of an engine
-    and becomes a
-    ``Rejected`` of rule ``unexplained-rejection``.
+    The layout is judged against ``spec``: one that names no spec is given it, and one of another spec is refused.
+    Raises ``Rejected`` for a refusal. Any other exception (those of native code and test tools too, which are no
+    ``Exception``) explains nothing to the user of an engine and becomes a ``Rejected`` of rule
+    ``unexplained-rejection``. Raises ``SpecError`` for an answer that is no layout of ``spec``.
     """
     function = resolve(allocator or default_allocator(spec)) if not callable(allocator) else allocator
     try:
         layout = function(spec)
-    except (Rejected, SpecError):
+    except (Rejected, SpecError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        text = message_of(error)
         raise Rejected(
-            f"the allocator refused with {type(error).__name__}"
-            + (f": {one_line(str(error))}" if str(error) else " and no message"),
+            f"the allocator refused with {type(error).__name__}" + (f": {text}" if text else " and no message"),
             "let the allocator raise kvsan.Rejected with the cause and the way out",
             rule="unexplained-rejection",
         ) from error
     if not isinstance(layout, Layout):
         raise SpecError("allocator", f"returned {shown(layout)}, needs a kvsan.Layout")
+    if layout.spec is None:
+        return msgspec.structs.replace(layout, spec=spec)
+    if layout.spec is not spec and layout.spec != spec:
+        raise SpecError("allocator", "returned a layout of another spec, needs one of the spec that it was given")
     return layout
+
+
+def message_of(error: BaseException) -> str:
+    """Return an exception's text on one line, empty where it has none or cannot say it."""
+    try:
+        return one_line(str(error))
+    except Exception:
+        return ""

@@ -24,8 +24,9 @@ class Rejected(Exception):
         rule: str = "rejected",
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        # foreign allocators may pass anything; what is saved and printed must be text, and a rule that exists
+        self.message = message if isinstance(message, str) and message else "the allocator gave no reason"
+        self.remedy = remedy if isinstance(remedy, str) else "let the allocator say what to do"
         self.where = where
         self.supported = supported
-        self.rule = rule
+        self.rule = rule if rule == "unexplained-rejection" else "rejected"

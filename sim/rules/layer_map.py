@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...model.layers import Layer, paged_part, recurrent_part
+from ...model.rank import stage_layers
 from ..finding import Finding, Where
 from .rule import Inspection, Rule
 
@@ -14,10 +15,11 @@ def check_layer_map(inspection: Inspection) -> Iterator[Finding]:
     stored."""
     layout = inspection.layout
     spec = layout.spec
-    if spec is None or not layout.stages:
+    if spec is None:
         return
     owners: dict[int, int] = {}
-    for stage, layers in enumerate(layout.stages):
+    stages = layout.stages or stage_layers(spec)  # an allocator that does not say is held to the even split
+    for stage, layers in enumerate(stages):
         for layer in layers:
             if owners.setdefault(layer, stage) != stage:
                 yield _finding(layer, f"is on pipeline stages {owners[layer]} and {stage}")

@@ -14,6 +14,7 @@ from kvsan.model.errors import SpecError
 from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import AttentionLayer, HybridLayer, RecurrentLayer, SidePlane
 from kvsan.model.spec import CacheSpec
+from kvsan.sim.checking import check
 from kvsan.sim.layout import Layout
 from kvsan.sim.registry import ALLOCATORS, allocate, default_allocator, resolve
 from kvsan.sim.rejection import Rejected
@@ -232,3 +233,42 @@ def test_the_same_spec_gives_the_same_layout(name: str) -> None:
     assert first == second
     assert msgspec.json.encode(first) == msgspec.json.encode(second)
     assert msgspec.json.decode(msgspec.json.encode(first), type=Layout) == first
+
+
+def test_a_layout_is_judged_against_the_spec_that_was_asked_for() -> None:
+    """A forgotten spec must not switch rules off, and half of a model's layers must not pass as the whole."""
+    whole = CacheSpec(layers=(AttentionLayer(kv_heads=2, head_dim=64),) * 4)
+    half = msgspec.structs.replace(whole, layers=whole.layers[:2])
+    other = allocate(half, "trtllm-v2")
+    with pytest.raises(SpecError, match="a layout of another spec"):
+        allocate(whole, lambda spec: other)
+    bare = allocate(whole, lambda spec: msgspec.structs.replace(other, spec=None, stages=()))
+    assert bare.spec == whole
+    assert {finding.rule for finding in check(bare)} >= {"layer-map"}
+
+
+class Panic(BaseException):
+    """What native code and test tools raise: no Exception."""
+
+
+class Unspeakable(Exception):
+    """An exception whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [Panic("boom"), GeneratorExit(), SystemExit(3), Unspeakable()])
+def test_whatever_an_allocator_raises_is_a_refusal(error: BaseException) -> None:
+    def allocator(spec: CacheSpec) -> Layout:
+        raise error
+
+    with pytest.raises(Rejected) as caught:
+        allocate(CacheSpec(layers=(AttentionLayer(kv_heads=1, head_dim=8),)), allocator)
+    assert (caught.value.rule, type(error).__name__ in caught.value.message) == ("unexplained-rejection", True)
+
+
+def test_a_refusal_is_always_text_and_of_a_rule_that_exists() -> None:
+    refusal = Rejected(None, 3, rule="nope")  # type: ignore[arg-type]
+    assert (refusal.message, refusal.remedy) == ("the allocator gave no reason", "let the allocator say what to do")
+    assert refusal.rule == "rejected"
