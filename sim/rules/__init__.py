@@ -15,6 +15,7 @@ from . import (
     op_address,
     record_layout,
     rejections,
+    running,
     sentinel,
     stride,
 )
@@ -36,4 +37,12 @@ RULES: tuple[Rule, ...] = (
     budget.RULE,
     rejections.REJECTED,
     rejections.UNEXPLAINED,
+    running.NAMESPACE,
+    running.CAPACITY,
+    running.CONSERVATION,
+    running.REFCOUNT,
+    running.IN_FLIGHT,
+    running.FRESHNESS,
+    running.WINDOW,
+    running.CACHE_KEY,
 )
