@@ -297,7 +297,7 @@ def judge_saved_cases(options: Options, record: Callable[[bytes], None] = lambda
             case = load_case(path)
         except SpecError:
             case = None
-        if case is None or case.allocator != options.allocator:
+        if case is None or case.allocator != options.allocator or not isinstance(case.input, CacheSpec):
             not_run.append(path.name)
             continue
         record(encode_spec(case.input))
