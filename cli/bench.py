@@ -10,7 +10,7 @@ from .options import Json
 
 
 def bench(
-    what: Annotated[str, typer.Argument(metavar="check|fuzz", help="What to measure.", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="check|fuzz|traces", help="What to measure.", show_default=False)],
     config: Annotated[
         str | None, typer.Option("--config", metavar="CONFIG", help="check: the reference case's config.json.")
     ] = None,
@@ -20,7 +20,7 @@ def bench(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Measure what a check costs, or how quickly the fuzzer finds the shipped faults."""
+    """Measure what a check or an operation of a trace costs, or how quickly the fuzzer finds the shipped faults."""
     from .bench_run import run_bench
 
     return run_bench(what, config, seeds, fault, json)
