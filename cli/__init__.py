@@ -8,6 +8,7 @@ see where an internal error comes from).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -43,11 +44,13 @@ def _dispatch(argv: Sequence[str]) -> int:
 
     from ..model.errors import SpecError
     from .application import command
-    from .output import OutputFailed
+    from .output import OutputFailed, written_at_once
 
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # typer's own, or click's in older versions
+    asks_for_help = not argv or not {"-h", "--help"}.isdisjoint(argv)
     try:
-        status = command().main(args=list(argv), prog_name="kvsan", standalone_mode=False)
+        with written_at_once() if asks_for_help else contextlib.nullcontext():
+            status = command().main(args=list(argv), prog_name="kvsan", standalone_mode=False)
     except SpecError as error:
         _complain(str(error))
         return BAD_INPUT

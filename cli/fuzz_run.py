@@ -12,7 +12,7 @@ from ..ci.campaign import Options, Progress, Result, run_campaign
 from ..ci.profiles import profile_named
 from ..model.errors import SpecError, shown
 from .allocator_choice import import_from_here
-from .output import print_report, terminal, write_json
+from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
 
 _OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "profile", "workers")}
@@ -23,7 +23,7 @@ def fuzz_allocator(
 ) -> int:
     """Run the campaign and report it; return the exit status."""
     import_from_here()
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         try:
             options = read_options(allocator, given, cases)
             with _live() as show:

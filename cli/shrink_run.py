@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
 from ..ci.campaign import faults_outside_limits
@@ -18,9 +17,10 @@ from ..sim.registry import resolve
 from ..sim.rules import RULES
 from ..sim.verdict import judge
 from .allocator_choice import import_from_here
-from .output import print_report, terminal, write_json
+from .output import print_report, stdout_kept, terminal, write_json
 from .spec_words import describe_spec
 from .status import CLEAN, INTERRUPTED, WRONG
+from .wording import counted
 
 
 def shrink_case(path: str, allocator: str | None, rule: str | None, output: str | None, json: bool) -> int:
@@ -32,7 +32,7 @@ def shrink_case(path: str, allocator: str | None, rule: str | None, output: str 
     folder = Path(path).parent if output is None else Path(output)
     require_folder(folder, "--output")
     import_from_here()
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         shrinking = _Shrinking(case, name, rule)
         if shrinking.rule is not None:
             interrupted = shrinking.run()
@@ -113,7 +113,11 @@ def _report(shrinking: _Shrinking, case: Case, allocator: str, saved: Path, inte
         )
         return
     console = terminal()
-    console.print(f"{shrinking.rule}: size {before} -> {after} in {shrinking.checks:,} checks", markup=False)
+    smaller = f"size {before} -> {after}"
+    if shrinking.spec == case.input and not interrupted:
+        smaller = f"already minimal, size {after}"
+    checks = counted(shrinking.checks, "check")
+    console.print(f"{shrinking.rule}: {smaller} in {checks} (size: layers + buffers)", markup=False)
     console.print(f"  {shrinking.message}", markup=False)
     for line in describe_spec(shrinking.spec):
         console.print(f"    {line}", markup=False)

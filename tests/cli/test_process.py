@@ -62,11 +62,25 @@ def test_a_reader_that_goes_away_is_no_error(reference, arguments) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full: /dev/full")
-def test_a_full_disk_is_one_line(reference) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "{}", "--json"],
+        ["check", "{}"],
+        ["matrix", "{}", "--layouts", "tp1"],
+        ["rules"],
+        ["rules", "alias"],
+        ["--help"],
+        ["check", "--help"],
+        ["--version"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_one_line(reference, arguments) -> None:
+    command = [argument.format(reference) for argument in arguments]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [*KVSAN, "check", str(reference), "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([*KVSAN, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "kvsan: cannot write the standard output: No space left on device\n"
 
