@@ -290,14 +290,15 @@ def judge_saved_cases(options: Options, record: Callable[[bytes], None] = lambda
 
     A case fails while it breaks a rule that it was saved for, or, naming none, any rule outside known limits.
     """
-    run, failing, not_run = [], [], []
+    run, failing, not_run, unreadable = [], [], [], []
     limits = limits_of(options.allocator)
     for path in case_files([options.cases] if options.cases is not None and options.cases.is_dir() else []):
         try:
             case = load_case(path)
         except SpecError:
-            case = None
-        if case is None or case.allocator != options.allocator:
+            unreadable.append(path.name)
+            continue
+        if case.allocator != options.allocator:
             not_run.append(path.name)
             continue
         record(encode_spec(case.input))
@@ -311,7 +312,7 @@ def judge_saved_cases(options: Options, record: Callable[[bytes], None] = lambda
             continue
         if saved & inside if saved else outside:
             failing.append(path.name)
-    return SavedCases(tuple(run), tuple(failing), tuple(not_run))
+    return SavedCases(tuple(run), tuple(failing), tuple(not_run), tuple(unreadable))
 
 
 class _Stop(Exception):

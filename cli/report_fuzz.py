@@ -53,8 +53,9 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
     if never:
         console.print(f"  values never drawn: {'; '.join(never)}", markup=False)
     if coverage.cases_not_run:
-        count = len(coverage.cases_not_run)
-        console.print(f"  saved cases of other allocators, or unreadable, not run: {count}", markup=False)
+        console.print(f"  saved cases of other allocators, not run: {len(coverage.cases_not_run)}", markup=False)
+    if coverage.cases_unreadable:
+        console.print(f"  files that are no saved case, not run: {len(coverage.cases_unreadable)}", markup=False)
     if result.faults and options.cases is not None:
         foreign = ":" in result.allocator and not result.allocator.startswith("fault:")
         name = f" --allocator {result.allocator}" if foreign else ""

@@ -207,4 +207,10 @@ def test_other_files_among_the_cases_do_not_matter(run) -> None:
     os.mkfifo("kvsan-cases/d.json")
     ran = run("fuzz", "--allocator", "trtllm-v1", "--max-examples", "1", "--json")
     assert ran.status == 0
-    assert ran.document["coverage"]["cases_not_run"] == ["a.json", "b.json", "c.json", "d.json"]
+    coverage = ran.document["coverage"]
+    assert coverage["cases_unreadable"] == ["a.json", "b.json", "c.json", "d.json"]
+    assert coverage["cases_not_run"] == []
+    save_case(Case(allocator="trtllm-v2", input=fault_named("fault:canary").minimum), Path("kvsan-cases"))
+    report = run("fuzz", "--allocator", "trtllm-v1", "--max-examples", "1").out
+    assert "  saved cases of other allocators, not run: 1\n" in report
+    assert "  files that are no saved case, not run: 4\n" in report
