@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ci.campaign import Options, Result
-from .spec_words import describe_spec
+from ..sim.spec_words import describe_spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,10 +16,11 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    family = "" if options.family is None else f", family {options.family}"
     rate = result.examples / max(result.seconds, 1e-9)
     console.print(
         f"{result.allocator}: {result.examples:,} examples in {result.seconds:.1f} s ({rate:,.0f} per second), "
-        f"seed {result.seed}, {result.refused:,} refused, {result.known:,} known limits hit",
+        f"seed {result.seed}{family}, {result.refused:,} refused, {result.known:,} known limits hit",
         markup=False,
     )
     if result.interrupted:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ..ci.campaign import faults_outside_limits
 from ..ci.cases import Case, FoundRule, add_case, case_allocator, load_case, require_folder
 from ..ci.reducer import reduce_spec
 from ..ci.simplicity import size
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec
 from ..sim.finding import Finding
-from ..sim.limits import limits_of
+from ..sim.limits import faults_outside_limits, limits_of
 from ..sim.registry import resolve
 from ..sim.rules import RULES
+from ..sim.spec_words import describe_spec
 from ..sim.verdict import judge
 from .allocator_choice import import_from_here
 from .output import print_report, stdout_kept, terminal, write_json
-from .spec_words import describe_spec
 from .status import CLEAN, INTERRUPTED, WRONG
 from .wording import counted
 

@@ -93,6 +93,15 @@ def resolve(name: str) -> Allocator:
     raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {_known()}, or module:function")
 
 
+def is_foreign(name: str) -> bool:
+    """Say, without importing anything, whether ``name`` is somebody else's code: ``module:function`` or a plugin."""
+    if any(entry.name == name for entry in ALLOCATORS) or name.startswith("fault:"):
+        return False
+    return ":" in name or any(
+        plugin.name == name for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    )
+
+
 def _known() -> str:
     return ", ".join([*[entry.name for entry in ALLOCATORS if entry.kind != "fault"], "fault:NAME"])
 
