@@ -11,15 +11,34 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from .status import BAD_INPUT, CLEAN, INTERRUPTED
 
+PATIENCE_SECONDS: Final = 2
+"""How long each thread that is left may take to end before it is left behind."""
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line with ``argv`` (None: the process's own arguments), and exit with its status."""
-    raise SystemExit(run(sys.argv[1:] if argv is None else argv))
+    """Run the command line with ``argv`` (None: the process's own arguments), and exit with its status.
+
+    A process of our own ends then, whatever threads an allocator has left behind.
+    """
+    if argv is not None:
+        raise SystemExit(run(argv))
+    status = run(sys.argv[1:])
+    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for thread in left:
+        if not thread.daemon:
+            thread.join(PATIENCE_SECONDS)
+    if any(thread.is_alive() and not thread.daemon for thread in left):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..ci.campaign import Options, Result
 from ..sim.spec_words import describe_spec
+from .wording import printable_line, printable_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,15 +30,16 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
         console.print()
         console.print(f"✗ {fault.rule}", style="bold red", end="")
         console.print(f" (example {fault.examples_to_find:,}, size {fault.size})", markup=False)
-        console.print(Padding(Text(fault.message), (0, 0, 0, 2)))
+        console.print(Padding(Text(printable_line(fault.message)), (0, 0, 0, 2)))
         console.print("  smallest case:", markup=False)
         for line in describe_spec(fault.spec):
             console.print(f"    {line}", markup=False)
         if fault.case is not None:
-            console.print(f"  saved as {fault.case}", markup=False, soft_wrap=True)
+            console.print(f"  saved as {printable_path(fault.case)}", markup=False, soft_wrap=True)
     coverage = result.coverage
     if coverage.cases_failing:
-        console.print(f"✗ saved cases that still fail: {', '.join(coverage.cases_failing)}", style="bold red")
+        failing = printable_path(", ".join(coverage.cases_failing))
+        console.print(f"✗ saved cases that still fail: {failing}", style="bold red", markup=False)
     if result.nothing_checked:
         console.print(f"! nothing was checked: all {result.examples:,} specs were refused", style="bold yellow")
     elif not result.faults:
@@ -61,5 +63,10 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
         foreign = ":" in result.allocator and not result.allocator.startswith("fault:")
         name = f" --allocator {result.allocator}" if foreign else ""
         plugin = f" --kvsan-allocator {result.allocator}" if foreign else ""
+        folder = printable_path(options.cases)
         console.print(f"\nRun one again:  kvsan check CASE{name}", markup=False, soft_wrap=True)
-        console.print(f"All of them:    pytest --kvsan-cases {options.cases}{plugin}", markup=False, soft_wrap=True)
+        console.print(
+            f"All of them:    pytest --kvsan-cases {folder}{plugin}",
+            markup=False,
+            soft_wrap=True,
+        )

@@ -19,7 +19,7 @@ from ..sim.verdict import judge
 from .allocator_choice import import_from_here
 from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
-from .wording import counted
+from .wording import counted, printable_line, printable_path
 
 
 def shrink_case(path: str, allocator: str | None, rule: str | None, output: str | None, json: bool) -> int:
@@ -117,10 +117,10 @@ def _report(shrinking: _Shrinking, case: Case, allocator: str, saved: Path, inte
         smaller = f"already minimal, size {after}"
     checks = counted(shrinking.checks, "check")
     console.print(f"{shrinking.rule}: {smaller} in {checks} (size: layers + buffers)", markup=False)
-    console.print(f"  {shrinking.message}", markup=False)
+    console.print(f"  {printable_line(shrinking.message)}", markup=False)
     for line in describe_spec(shrinking.spec):
         console.print(f"    {line}", markup=False)
-    console.print(f"  saved as {saved}", markup=False, soft_wrap=True)
+    console.print(f"  saved as {printable_path(saved)}", markup=False, soft_wrap=True)
     print_report(console)
 
 
@@ -130,6 +130,6 @@ def _report_clean(path: str, allocator: str, json: bool) -> int:
         write_json(document | {"case": path, "allocator": allocator, "interrupted": False})
         return CLEAN
     console = terminal()
-    console.print(f"✓ {allocator} breaks no rule on {path} any more: nothing to shrink", markup=False)
+    console.print(f"✓ {allocator} breaks no rule on {printable_path(path)} any more: nothing to shrink", markup=False)
     print_report(console)
     return CLEAN

@@ -21,6 +21,11 @@ def printable_line(text: str) -> str:
     return f"{clean[:half]} ... {clean[-half:]}"
 
 
+def printable_path(path: object) -> str:
+    """Return a path whole, to be copied, with escapes in place of what does not print."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(path))
+
+
 def human_bytes(size_bytes: int) -> str:
     """Return a size in the largest fitting unit, such as ``768 KiB`` or ``96.3 KiB``; empty below 1 KiB.
 

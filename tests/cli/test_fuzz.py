@@ -126,6 +126,22 @@ def test_an_answer_that_is_no_layout_is_one_line(run, own, name) -> None:
     assert "Traceback" not in ran.err
 
 
+def test_nothing_that_an_allocator_says_reaches_the_terminal_raw(run, tmp_path, monkeypatch) -> None:
+    """Neither escape sequences in a message, nor line breaks in a path."""
+    raises = "def allocate(spec):\n    raise KeyError('\\x1b[31mred')\n"
+    (tmp_path / "colourful.py").write_text(raises)
+    monkeypatch.syspath_prepend(tmp_path)
+    fuzzed = run("fuzz", "--allocator", "colourful:allocate", "--max-examples", "2", "--cases", "two\nlines")
+    (case,) = Path("two\nlines").iterdir()
+    shrunk = run("shrink", case, "--allocator", "colourful:allocate")
+    again = run("fuzz", "--allocator", "colourful:allocate", "--max-examples", "1", "--cases", "two\nlines")
+    for ran in (fuzzed, shrunk, again):
+        assert ran.status == 1
+        assert all(line.isprintable() for line in ran.out.split("\n"))
+        assert "x1b[31mred" in ran.out
+        assert "saved as two\\nlines" in ran.out
+
+
 def test_the_family_of_specs_to_draw(run) -> None:
     """Sparse attention in one, latent layers in others; the name is in the report, and in the help with its like."""
     planes, latent = {}, {}

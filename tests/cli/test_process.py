@@ -100,6 +100,25 @@ def test_an_interrupt_leaves_no_traceback(reference, tmp_path) -> None:
     assert (process.returncode, out, err) == (130, "", "kvsan: interrupted\n")
 
 
+@pytest.mark.parametrize("command", ["check", "matrix"])
+def test_threads_that_an_allocator_leaves_keep_no_process_alive(reference, tmp_path, command) -> None:
+    text = "import threading, time\nimport kvsan\ndef allocate(spec):\n"
+    text += "    threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+    text += "    return kvsan.allocate(spec, 'trtllm-v2-qsa-packed')\n"
+    (tmp_path / "threaded.py").write_text(text, encoding="utf-8")
+    options = {"check": ["--allocator"], "matrix": ["--layouts", "tp1", "--allocators"]}[command]
+    done = subprocess.run(
+        [*KVSAN, command, str(reference), *options, "threaded:allocate", "--json"],
+        capture_output=True,
+        cwd=tmp_path,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
+
+
 def test_the_document_is_utf_8_whatever_the_terminal(reference, tmp_path) -> None:
     layer = {"kind": "attention", "kv_heads": 1, "head_dim": 64}
     file = tmp_path / "spec.json"
