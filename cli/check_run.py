@@ -6,8 +6,6 @@ for each stage, and every rank still gets a document of its own. Anybody else's 
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,7 +17,7 @@ from .allocator_choice import choose_allocator
 from .deployment import Given, deploy_model, read_deployment, read_model
 from .document import document_of
 from .examination import Examination, examine
-from .output import print_report, terminal, watched, write_bytes, write_json
+from .output import print_report, stdout_kept, terminal, watched, write_bytes, write_json
 from .saved_case import read_saved_case
 from .status import CLEAN, WRONG
 
@@ -36,7 +34,7 @@ class StageExamination(msgspec.Struct, frozen=True):
 
 def check_one_rank(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
     """Run ``check`` for one rank; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):  # an allocator of somebody's own may print
+    with stdout_kept():  # an allocator of somebody's own may print
         deployment = read_deployment(given)
         saved = read_saved_case(config, allocator_name)
         model = read_model(config) if saved is None else saved.case.input
@@ -61,7 +59,7 @@ def check_one_rank(config: str, given: Given, allocator_name: str | None, json: 
 
 def check_all_ranks(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
     """Run ``check`` for all ranks; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         deployment = read_deployment(given)
         loaded = deploy_model(read_model(config), msgspec.structs.replace(deployment, rank=0), given, config)
         count = loaded.spec.parallel.world_size

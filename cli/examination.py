@@ -76,7 +76,7 @@ def examine(spec: CacheSpec, allocator: NamedAllocator, inferred: tuple[str, ...
     except SpecError as error:
         raise SpecError("--allocator", named + (error.problem if error.field == "allocator" else str(error))) from None
     try:
-        findings = tuple(check(layout))
+        findings = tuple(check(layout, allocated=True))
     except SpecError as error:
         raise SpecError("--allocator", named + str(error)) from None
     except Exception as error:  # a layout of somebody's own making may hold anything

@@ -13,6 +13,9 @@ import msgspec
 
 from ..model.spec import CacheSpec
 from .allocators.faulty import base_of
+from .finding import Finding
+from .registry import Allocator
+from .verdict import judge
 
 
 class KnownLimit(msgspec.Struct, frozen=True):
@@ -37,3 +40,16 @@ def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
         return ()
     module = importlib.import_module("kvsan.sim.allocators.trtllm.limits")
     return tuple(limit for limit in module.LIMITS if allocator in limit.allocators)
+
+
+def faults_outside_limits(
+    spec: CacheSpec, allocator: Allocator, limits: tuple[KnownLimit, ...]
+) -> tuple[list[Finding], int, bool]:
+    """Return an allocator's faults on ``spec`` outside its known limits, the number inside, and whether it refused."""
+    verdict = judge(spec, allocator)
+    faults = verdict.faults
+    if not faults:
+        return [], 0, verdict.status == "rejected"
+    excused = {rule for limit in limits if limit.matches(spec) for rule in limit.rules}
+    outside = [fault for fault in faults if fault.rule not in excused]
+    return outside, len(faults) - len(outside), verdict.status == "rejected"

@@ -36,6 +36,9 @@ class AllocatorEntry(msgspec.Struct, frozen=True):
     target: str
 
 
+_OURS: Final = "kvsan."
+"""How the modules of the shipped allocators begin."""
+
 _TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
 
 ALLOCATORS: Final = (
@@ -91,6 +94,15 @@ def resolve(name: str) -> Allocator:
         if plugin.name == name:
             return _import_foreign(plugin.value, name)
     raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {_known()}, or module:function")
+
+
+def is_foreign(name: str) -> bool:
+    """Say, without importing anything, whether ``name`` is somebody else's code: ``module:function`` or a plugin."""
+    if any(entry.name == name for entry in ALLOCATORS) or name.startswith("fault:"):
+        return False
+    return ":" in name or any(
+        plugin.name == name for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    )
 
 
 def _known() -> str:
@@ -149,11 +161,23 @@ def allocate(spec: CacheSpec, allocator: str | Allocator | None = None) -> Layou
         ) from error
     if not isinstance(layout, Layout):
         raise SpecError("allocator", f"returned {shown(layout)}, needs a kvsan.Layout")
+    if not str(getattr(function, "__module__", "")).startswith(_OURS):
+        _check_answer(layout)
     if layout.spec is None:
         return msgspec.structs.replace(layout, spec=spec)
     if layout.spec is not spec and layout.spec != spec:
         raise SpecError("allocator", "returned a layout of another spec, needs one of the spec that it was given")
     return layout
+
+
+def _check_answer(layout: Layout) -> None:
+    """Refuse a layout with values of the wrong type, which only somebody else's allocator answers with."""
+    from .values import check_values
+
+    try:
+        check_values(layout)
+    except SpecError as error:
+        raise SpecError("allocator", f"returned a layout that cannot be checked: {error}") from None
 
 
 def message_of(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 import pytest
 
-from kvsan.ci.campaign import Chunk, Options, faults_outside_limits
+from kvsan.ci.campaign import Chunk, Options
 from kvsan.ci.determinism import CHUNK_EXAMPLES
 from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import (
@@ -27,7 +27,7 @@ from kvsan.model.layers import (
 from kvsan.model.spec import CacheSpec, Consumer, Draft, ParallelLayout, decode_spec
 from kvsan.sim.allocators.faulty import base_of
 from kvsan.sim.allocators.trtllm.limits import LIMITS, packed_plane_meets_pages, pages_exceed_index
-from kvsan.sim.limits import KnownLimit, limits_of
+from kvsan.sim.limits import KnownLimit, faults_outside_limits, limits_of
 from kvsan.sim.registry import ALLOCATORS, resolve
 from kvsan.sim.rules import RULES
 from kvsan.sim.verdict import judge
