@@ -178,7 +178,7 @@ def bench_throughput(
     gc.freeze()  # what the process has imported and drawn is no garbage, and need not be searched again and again
     replayer = Replayer(device, max_bytes=SMALL_BYTES)
     progress("warm-up")
-    list(replayer.replay(_layouts(texts[:64], allocator)))
+    list(replayer.replay(_layouts(texts[:512], allocator)))
     progress("replay")
     start = time.perf_counter()
     results = [result for result in replayer.replay(_layouts(texts, allocator)) if result.refusal is None]
