@@ -43,7 +43,9 @@ class SelectionFault(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.minima[0])
 
 
-_CAUSES: Final = {entry.name: entry.summary for entry in (*FAULTY_RULE_SETS, *FAULTY_POLICIES)}
+_CAUSES: Final = {entry.name: entry.summary for entry in FAULTY_RULE_SETS} | {
+    entry.name: entry.summary for entry in FAULTY_POLICIES
+}
 _ENGINE_PULL: Final = "https://github.com/NVIDIA/TensorRT-LLM/pull/"
 
 

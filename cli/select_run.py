@@ -178,7 +178,7 @@ def _flag(v2: bool | None, auto: bool) -> str:
 
 
 def _kv_request(words: Mapping[str, Any], model: Architecture | CacheSpec | None, deployment: Deployment) -> KvRequest:
-    supported = KV_FORMATS
+    supported: tuple[ElementFormat, ...] = KV_FORMATS
     if words["kv_formats"] is not None:
         names = read_list("--kv-formats", words["kv_formats"])
         supported = tuple(dict.fromkeys(read_format("--kv-formats", name, KV_FORMATS) for name in names))

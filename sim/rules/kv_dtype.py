@@ -36,7 +36,7 @@ def check_kv_dtype(decision: KvDecision) -> Iterator[Finding]:
 
 
 def check_stored_format(inspection: Inspection) -> Iterator[Finding]:
-    """Yield K and V pages stored in another format than the spec asks for their layer.
+    """Yield K and V pages stored in another format than the spec asks for their layer, each pair of formats once.
 
     Pages declared as plain bytes (uint8, or the int8 containers of NVFP4) say nothing about their format.
     """
@@ -45,16 +45,16 @@ def check_stored_format(inspection: Inspection) -> Iterator[Finding]:
     if spec is None:
         return
     layers = spec.layers + spec.draft.layers
-    last = None, None
+    seen: set[tuple[ElementFormat, ElementFormat]] = set()
     for index, buffer in enumerate(layout.buffers):
         if buffer.role not in ("key", "value") or not 0 <= buffer.layer < len(layers):
             continue
         paged = paged_part(layers[buffer.layer])
         asked = spec.kv_format if paged is None or paged.kv_format is None else paged.kv_format
         found = buffer.page.format
-        if found is asked or _plain_bytes(found, asked) or (found, asked) == last:
+        if found is asked or _plain_bytes(found, asked) or (found, asked) in seen:
             continue
-        last = found, asked
+        seen.add((found, asked))
         yield Finding(
             rule="kv-dtype",
             message=f"{buffer_name(buffer)} is stored as {found.value}, and {asked.value} is asked for",
