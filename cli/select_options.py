@@ -14,7 +14,7 @@ _FORMAT = "KV format"
 ConfigOrNone: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CONFIG]",
+        metavar="CONFIG",
         help="A model's config.json, its folder, or a saved spec; without it, all inputs come from options.",
         show_default=False,
     ),
