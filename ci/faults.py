@@ -24,6 +24,7 @@ from ..sim.registry import Allocator, allocate, resolve
 from ..sim.rejection import Rejected
 from ..sim.rules import RULES
 from ..sim.verdict import judge
+from .selection_faults import SELECTION_FAULTS, SelectionFault
 from .simplicity import size
 
 _TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM"
@@ -204,7 +205,10 @@ FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
 )
-"""All faults, the canary first."""
+"""All faulty allocators, the canary first; the faults of selection are behind them in ``ALL_FAULTS``."""
+
+ALL_FAULTS: Final[tuple[Fault | SelectionFault, ...]] = (*FAULTS, *SELECTION_FAULTS)
+"""The whole table; ``kind`` tells what a fault varies."""
 
 CANARY: Final = "fault:canary"
 

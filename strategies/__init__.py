@@ -23,6 +23,7 @@ from .planes import side_planes
 from .rare import CLASSES, FITTING, classes_of, observe
 from .raw import raw_layouts
 from .recipes import FAMILY_RECIPES, RECIPES
+from .selections import accuracy_references, geometry_specs, kv_requests, selection_inputs
 from .specs import cache_specs, specs_for
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "FITTING",
     "RECIPES",
     "Census",
+    "accuracy_references",
     "attention_layers",
     "cache_specs",
     "census",
@@ -39,8 +41,10 @@ __all__ = [
     "consumers",
     "drafts",
     "family_of",
+    "geometry_specs",
     "hybrid_layers",
     "kv_formats",
+    "kv_requests",
     "latent_layers",
     "layer_classes",
     "layer_patterns",
@@ -48,6 +52,7 @@ __all__ = [
     "parallel_layouts",
     "raw_layouts",
     "recurrent_layers",
+    "selection_inputs",
     "side_planes",
     "specs_for",
     "state_formats",
