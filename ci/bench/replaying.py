@@ -176,7 +176,7 @@ def bench_throughput(
     texts = [encode_spec(spec) for spec in specs]
     gc.collect()
     gc.freeze()  # what the process has imported and drawn is no garbage, and need not be searched again and again
-    replayer = Replayer(device, max_bytes=SMALL_BYTES)
+    replayer = Replayer(device, max_bytes=SMALL_BYTES, allocated=True)
     progress("warm-up")
     list(replayer.replay(_layouts(texts[:512], allocator)))
     progress("replay")
