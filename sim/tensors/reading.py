@@ -158,8 +158,10 @@ def _item_bytes(name: str, array: Any, interface: dict[str, Any]) -> int:
 
 
 def _cuda_storage(array: Any) -> tuple[int, int] | None:
-    """Return the allocation behind a CuPy array, None for another library's, which does not say."""
+    """Return the allocation behind a CuPy array, None where it is another library's, of which CuPy knows no bounds."""
     memory = getattr(getattr(array, "data", None), "mem", None)
+    if type(memory).__name__ == "UnownedMemory":  # its size is a guess from shape and strides
+        return None
     start, size = getattr(memory, "ptr", None), getattr(memory, "size", None)
     if type(start) is not int or type(size) is not int:
         return None

@@ -257,7 +257,7 @@ class FakeCuda:
         }  # fmt: skip
         self.dtype, self.itemsize = "float16", 2
         self.device = type("Device", (), {"id": 1})()
-        self.data = type("Pointer", (), {"mem": type("Memory", (), {"ptr": 1 << 40, "size": 4096})()})()
+        self.data: Any = type("Pointer", (), {"mem": type("Memory", (), {"ptr": 1 << 40, "size": 4096})()})()
 
 
 def test_cuda_arrays_are_read_by_their_interface() -> None:
@@ -269,7 +269,10 @@ def test_cuda_arrays_are_read_by_their_interface() -> None:
     assert found.rule == "bounds"
     assert "float16 on cuda:1" in found.message
     assert rules_of({"k": FakeCuda(base, (2048,))}) == []
-    assert rules_of({"k": FakeCuda(base, (2049,))}) == ["bounds"]
+    outside = FakeCuda(base, (2049,))
+    assert rules_of({"k": outside}) == ["bounds"]
+    outside.data.mem = type("UnownedMemory", (), {"ptr": base, "size": 4096})()
+    assert rules_of({"k": outside}) == []
 
 
 class Lying:
