@@ -17,6 +17,9 @@ from .finding import Finding
 from .registry import Allocator
 from .verdict import judge
 
+_FAMILIES = ("trtllm", "vllm")
+"""Families of allocators with a table of limits: their folder, and how their names begin."""
+
 
 class KnownLimit(msgspec.Struct, frozen=True):
     """Specs that match ``matches`` may break ``rules`` under ``allocator``; ``anchor`` is where it is explained.
@@ -36,9 +39,10 @@ def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
     """Return the known limits of a shipped allocator; a fault has those of its base, foreign allocators none here."""
     if allocator.startswith("fault:"):
         allocator = base_of(allocator)
-    if not allocator.startswith("trtllm-"):
+    family = allocator.partition("-")[0]
+    if family not in _FAMILIES or ":" in allocator:
         return ()
-    module = importlib.import_module("kvsan.sim.allocators.trtllm.limits")
+    module = importlib.import_module(f"kvsan.sim.allocators.{family}.limits")
     return tuple(limit for limit in module.LIMITS if allocator in limit.allocators)
 
 

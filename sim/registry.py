@@ -40,6 +40,7 @@ _OURS: Final = "kvsan."
 """How the modules of the shipped allocators begin."""
 
 _TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
+_VLLM = "kvsan.sim.allocators.vllm.allocators"
 
 ALLOCATORS: Final = (
     AllocatorEntry(
@@ -71,6 +72,36 @@ ALLOCATORS: Final = (
         "the packed QSA manager with the match asked for this rank's head count alone",
         "engine",
         f"{_TRTLLM}:allocate_qsa_packed_rank_local",
+    ),
+    AllocatorEntry(
+        "vllm-e1",
+        "vLLM up to 0.19: a tensor per place in a group, shared by one layer of each group, all K before all V",
+        "engine",
+        f"{_VLLM}:allocate_e1",
+    ),
+    AllocatorEntry(
+        "vllm-e2",
+        "vLLM 0.25: as e1, block by block, states padded to the largest page",
+        "engine",
+        f"{_VLLM}:allocate_e2",
+    ),
+    AllocatorEntry(
+        "vllm-e2-packed",
+        "vLLM 0.25, packed: one allocation whose blocks hold the pages of all places",
+        "engine",
+        f"{_VLLM}:allocate_e2_packed",
+    ),
+    AllocatorEntry(
+        "vllm-e3",
+        "vLLM 0.33: one allocation that all groups overlay, layers outermost, K and V side by side",
+        "engine",
+        f"{_VLLM}:allocate_e3",
+    ),
+    AllocatorEntry(
+        "vllm-e3-block-outermost",
+        "vLLM 0.33 with blocks outermost: a block is one run of bytes",
+        "engine",
+        f"{_VLLM}:allocate_e3_block_outermost",
     ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )

@@ -32,6 +32,11 @@ def test_the_engines_by_name() -> None:
         "trtllm-v2-qsa-legacy",
         "trtllm-v2-qsa-packed",
         "trtllm-v2-qsa-packed-rank-local",
+        "vllm-e1",
+        "vllm-e2",
+        "vllm-e2-packed",
+        "vllm-e3",
+        "vllm-e3-block-outermost",
     ]
     assert len({entry.name for entry in ALLOCATORS}) == len(ALLOCATORS)
     for entry in ALLOCATORS:

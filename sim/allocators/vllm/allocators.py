@@ -1,0 +1,41 @@
+"""The shipped vLLM allocators by name."""
+
+from __future__ import annotations
+
+from ....model.errors import require_choice
+from ....model.spec import CacheSpec
+from ...layout import Layout
+from .overlay import ORDERS, lay_out_overlay
+from .slot_tensors import lay_out_packed, lay_out_slot_tensors
+
+
+def allocate_e1(spec: CacheSpec) -> Layout:
+    """Return the layout of ``vllm-e1``: a tensor per place in a group, all K before all V; or raise ``Rejected``."""
+    return lay_out_slot_tensors(spec, 1, "vllm-e1")
+
+
+def allocate_e2(spec: CacheSpec) -> Layout:
+    """Return the layout of ``vllm-e2``: a tensor per place in a group, block by block; or raise ``Rejected``."""
+    return lay_out_slot_tensors(spec, 2, "vllm-e2")
+
+
+def allocate_e2_packed(spec: CacheSpec) -> Layout:
+    """Return the layout of ``vllm-e2-packed``: one allocation, blocks of all places; or raise ``Rejected``."""
+    return lay_out_packed(spec, "vllm-e2-packed")
+
+
+def allocate_e3(spec: CacheSpec, *, order: str | None = None) -> Layout:
+    """Return the layout of ``vllm-e3``, by default ``LBNHC`` or ``LBHNC`` as the consumer's ``kv_layout`` says.
+
+    ``order`` is one of ``overlay.ORDERS``. Raises ``Rejected``, and ``SpecError`` for another order.
+    """
+    if order is None:
+        order = "LBNHC" if spec.consumer.kv_layout == "NHD" else "LBHNC"
+    require_choice("order", order, ORDERS)
+    return lay_out_overlay(spec, "vllm-e3", order)
+
+
+def allocate_e3_block_outermost(spec: CacheSpec) -> Layout:
+    """Return the layout of ``vllm-e3-block-outermost``: ``BLNHC`` or ``BLHNC``; or raise ``Rejected``."""
+    order = "BLNHC" if spec.consumer.kv_layout == "NHD" else "BLHNC"
+    return lay_out_overlay(spec, "vllm-e3-block-outermost", order)
