@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     """One role of one layer in a view: ``size_bytes`` from ``offset_bytes`` on in slot 0, counted from the pool's base.
 
     ``layer`` is the layer's number in the model and ``local_layer`` on the rank. ``parts`` are the planes of a packed
-    buffer.
+    buffer. ``per_rank`` says that every rank keeps the role once, beside whichever layer comes first.
     """
 
     layer: int
@@ -55,6 +55,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     offset_bytes: int
     size_bytes: int
     parts: tuple[Part, ...] = ()
+    per_rank: bool = False
 
     @property
     def layers(self) -> tuple[int, ...]:

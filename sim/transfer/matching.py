@@ -1,8 +1,8 @@
 """Which entry stands for which, and whether the two fit.
 
 Entries are matched by the layer's number in the model and by role, never by pool or by position. Two that match must
-agree on kind, format, heads, units, sections and tokens, and their shards must divide one another: a mismatch is refused, with
-both sides, both values and the way out, and nothing is copied in part. ``docs/peers.md`` lists the checks.
+agree on kind, format, heads, units, sections and tokens, and their shards must divide one another. A mismatch is
+refused with both sides, both values and the way out, and nothing is copied in part. ``docs/peers.md`` lists the checks.
 """
 
 from __future__ import annotations
@@ -96,10 +96,11 @@ def _compare_units(source: Held, destination: Held) -> Finding | None:
         heads = _heads(source), _heads(destination)
         if heads[0] != heads[1]:
             return _refusal("head-map", source, destination, "heads over all shards", *heads, same_model)
-    sections = [tuple([size * each.shards for size in each.section_bytes]) for each in (one, other)]
-    if sections[0] != sections[1]:
+    mine_whole, yours_whole = (tuple([size * each.shards for size in each.section_bytes]) for each in (one, other))
+    if mine_whole != yours_whole:
         remedy = "keep the sections of the convolution in one order and size"
-        return _refusal("record-layout", source, destination, "section bytes over all shards", *sections, remedy)
+        what = "section bytes over all shards"
+        return _refusal("record-layout", source, destination, what, mine_whole, yours_whole, remedy)
     return None
 
 
@@ -125,13 +126,16 @@ def _heads(held: Held) -> int:
 def _compare_packed(source: Held, destination: Held) -> Finding | None:
     """Refuse packed planes of different layers: their size is a matter of the layers that are local."""
     mine, yours = source.entry, destination.entry
-    if mine.size_bytes == yours.size_bytes and mine.layers == yours.layers:
-        return None
+    if mine.layers == yours.layers and (
+        mine.size_bytes == yours.size_bytes or source.role_layout.block_tokens != destination.role_layout.block_tokens
+    ):
+        return None  # tokens are compared below, as those of any other role
     return Finding(
         rule="peer",
         message=f"the packed {SIDE_PLANES} differ: the source's rank {source.registration.rank} packs "
-        f"{_layers(mine.layers)} into {mine.size_bytes} B, the destination's rank {destination.registration.rank} packs "
-        f"{_layers(yours.layers)} into {yours.size_bytes} B; a packed plane is one entry that holds all local layers",
+        f"{_layers(mine.layers)} into {mine.size_bytes} B, the destination's rank "
+        f"{destination.registration.rank} packs {_layers(yours.layers)} into "
+        f"{yours.size_bytes} B; a packed plane is one entry that holds all local layers",
         remedy="give both sides one pipeline split, or register side planes layer by layer",
         where=(_where(source), _where(destination)),
     )

@@ -72,6 +72,7 @@ class Method(msgspec.Struct, frozen=True):
     ``register`` says what a rank registers; ``find`` which entries of the source stand for an entry of the destination;
     ``compare`` refuses two entries that do not fit; ``sends`` says whether this replica of the source is the one that
     sends to that entry (for a destination of the given data-parallel rank); ``map`` which bytes go where.
+    A method that is not ``strict`` leaves out in silence what has no counterpart.
     """
 
     name: str
@@ -81,3 +82,4 @@ class Method(msgspec.Struct, frozen=True):
     compare: Compare
     sends: Sends
     map: Map
+    strict: bool = True

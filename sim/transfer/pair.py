@@ -14,6 +14,7 @@ from ...model.errors import SpecError, require_int
 from ...model.spec import CacheSpec
 from ..finding import Finding
 from ..layout import Layout
+from ..references import check_references
 from ..registry import ALLOCATORS, Allocator, allocate, default_allocator
 from ..rejection import Rejected
 from .method import Method
@@ -93,7 +94,7 @@ def judge_pair(
 
 def comparable(pair: Pair) -> tuple[CacheSpec, CacheSpec]:
     """Return the two specs with as many slots as a proof needs."""
-    needed = slots_needed(pair.source.tokens_per_block, pair.destination.tokens_per_block)
+    needed = slots_needed(pair.source, pair.destination)
     source, destination = (
         msgspec.structs.replace(spec, slots=slots, state_slots=None, quota_bytes=None)
         for spec, slots in zip((pair.source, pair.destination), needed, strict=True)
@@ -104,7 +105,8 @@ def comparable(pair: Pair) -> tuple[CacheSpec, CacheSpec]:
 def lay_out(spec: CacheSpec, dp: int, allocator: str | Allocator | None) -> tuple[Layout, ...]:
     """Return the layouts of all ranks that hold a request, stage by stage; raise ``Rejected`` for a refusal.
 
-    Our own allocators look at the stage alone, so they are asked once for each.
+    Our own allocators look at the stage alone, so they are asked once for each. Raises ``SpecError`` for a layout whose
+    references do not hold.
     """
     chosen = allocator or default_allocator(spec)
     by_stage = isinstance(chosen, str) and any(entry.name == chosen for entry in ALLOCATORS)
@@ -118,6 +120,7 @@ def lay_out(spec: CacheSpec, dp: int, allocator: str | Allocator | None) -> tupl
         for rank in ranks:
             if known is None or not by_stage:
                 known = allocate(msgspec.structs.replace(spec, rank=rank), chosen)
+                check_references(known)
                 layouts.append(known)
             else:
                 layouts.append(msgspec.structs.replace(known, spec=msgspec.structs.replace(spec, rank=rank)))

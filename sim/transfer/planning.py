@@ -6,13 +6,12 @@ not fit, is refused before anything moves; alike refusals are told once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-import msgspec
-
-from ...model.arithmetic import exact_div
+from ...model.arithmetic import InexactDivision, exact_div
 from ..finding import Finding, Where
-from ..layout import SIDE_PLANES, Layout
+from ..layout import KEY, KEY_SCALE, SIDE_PLANES, VALUE, VALUE_SCALE, Layout
 from ..rejection import Rejected
 from .declaration import RoleLayout
 from .mapping import map_entry
@@ -50,10 +49,11 @@ def plan_transfer(
     for name, layouts in (("source", source), ("destination", destination)):
         try:
             registrations = tuple([method.register(layout) for layout in layouts])
-        except Rejected as refused:
-            message = f"the {name} cannot register its cache: {refused.message}"
-            finding = Finding(rule="peer", message=message, remedy=refused.remedy, where=refused.where)
-            return Plan(refusals=(finding,))
+        except (Rejected, InexactDivision) as error:
+            remedy = error.remedy if isinstance(error, Rejected) else "store whole heads, tokens and elements"
+            where = error.where if isinstance(error, Rejected) else ()
+            message = f"the {name} cannot register its cache: {error}"
+            return Plan(refusals=(Finding(rule="peer", message=message, remedy=remedy, where=where),))
         spec = layouts[0].spec
         layers = 0 if spec is None else len(spec.layers)
         sides.append(peers_of(name, registrations, layers, 1 if spec is None else spec.parallel.pp))
@@ -61,7 +61,7 @@ def plan_transfer(
 
 
 def _planned(source: Peers, destination: Peers, method: Method, destination_dp: int) -> Plan:
-    refusals: dict[tuple[str, str, str, str], Finding] = {}
+    refusals: dict[tuple[str, str], Finding] = {}
     compared: dict[tuple[object, ...], Finding | None] = {}
     mapped: dict[tuple[object, ...], list[Piece]] = {}
     copies: list[Copy] = []
@@ -79,13 +79,12 @@ def _planned(source: Peers, destination: Peers, method: Method, destination_dp: 
                         compared[key] = method.compare(candidate, held)
                     refusal = compared[key]
                     if refusal is not None:
-                        alike = (refusal.rule, entry.role, *_values(refusal))
-                        refusals.setdefault(alike, refusal)
+                        refusals.setdefault((entry.role, _alike(refusal)), refusal)
                     elif method.sends(candidate, held, destination_dp):
                         if key not in mapped:
                             mapped[key] = method.map(candidate, held)
                         copies += _copies(candidate, held, mapped[key])
-    absent = _missing(missing, source, destination)
+    absent = _missing(missing, source, destination) if method.strict else []
     if refusals or absent:
         return Plan(refusals=(*refusals.values(), *absent))
     return Plan(copies=merged(copies))
@@ -100,13 +99,9 @@ def _class_of(source: Held, destination: Held) -> tuple[object, ...]:
     return source.entry.role, source.view.role_layout, destination.view.role_layout, sizes, windows
 
 
-def _values(refusal: Finding) -> tuple[str, str]:
-    """Return what of a refusal tells it from alike ones: the text without ranks and layers."""
-    words = refusal.message.split(": ", 1)
-    if refusal.message.startswith("the packed"):
-        return words[0], refusal.message
-    problem = words[0].split(" differs in ")[-1]
-    return problem, " ".join(part for part in words[-1].split() if not part.startswith("rank"))
+def _alike(refusal: Finding) -> str:
+    """Return what of a refusal tells it from alike ones: the text without the numbers of ranks and of one layer."""
+    return re.sub(r"\b(rank|layer) \d+", r"\1", refusal.message)
 
 
 def _copies(source: Held, destination: Held, pieces: list[Piece]) -> list[Copy]:
@@ -161,10 +156,9 @@ def _missing(wanted: list[Held], source: Peers, destination: Peers) -> list[Find
         if (layer, role) in destination.by_name:
             continue
         first = helds[0]
-        redundant = first.role_layout.kind == "REPLICATED" and role in fed_roles and layer in destination_layers
-        if not redundant and role != SIDE_PLANES:  # a plane per rank that another layer of the destination holds
-            surplus[id(first)] = first
-        elif role == SIDE_PLANES and role not in fed_roles:
+        lacks_packing = role == SIDE_PLANES and role not in fed_roles
+        once = first.entry.per_rank and role in fed_roles and layer in destination_layers
+        if lacks_packing or (role != SIDE_PLANES and not once):
             surplus[id(first)] = first
     return findings + _absent(list(surplus.values()), "source", "destination", destination)
 
@@ -183,38 +177,25 @@ def _absent(helds: list[Held], side: str, other: str, others: Peers) -> list[Fin
         listed = ", ".join(map(str, layers[:4])) + (", ..." if len(layers) > 4 else "")
         size = f"{first.entry.size_bytes} B a slot on rank {first.registration.rank}"
         if whole:
-            findings.append(
-                Finding(
-                    rule="layer-map",
-                    message=f"the {side} holds {role} of layers {listed} ({size}), and no rank of the {other} holds "
-                    f"layer {whole[0]}",
-                    remedy="serve the same model, draft layers included, on both sides",
-                    where=where,
-                )
-            )
+            message = f"the {side} holds {role} of layers {listed} ({size}), and no rank of the {other} holds "
+            message += f"layer {whole[0]}"
+            remedy = "serve the same model, draft layers included, on both sides"
+            findings.append(Finding(rule="layer-map", message=message, remedy=remedy, where=where))
             continue
-        there = sorted({role for layer, role in others.by_name if layer in layers} - _HEAD_FIRST)
-        findings.append(
-            Finding(
-                rule="peer",
-                message=f"the {side} registers {role} of layers {listed} ({size}), and the {other} registers none of it "
-                f"for these layers but {', '.join(there) or 'nothing beside K and V'}",
-                remedy="let both sides decide alike which roles they register and whether side planes are packed: from "
-                "facts of the whole model, as trtllm-v2-qsa-packed does",
-                where=where,
-            )
+        there = sorted({name for layer, name in others.by_name if layer in layers} - _SHARED_BY_HEADS - {role})
+        message = f"the {side} registers {role} of layers {listed} ({size}), and the {other} registers none of it "
+        message += f"for these layers but {', '.join(there) or 'nothing beside K and V'}"
+        remedy = (
+            "let both sides decide alike which roles they register and whether side planes are packed: from facts of "
+            "the whole model, as trtllm-v2-qsa-packed does"
         )
+        findings.append(Finding(rule="peer", message=message, remedy=remedy, where=where))
     return findings
 
 
-_HEAD_FIRST = {"key", "value"}
+_SHARED_BY_HEADS = {KEY, VALUE, KEY_SCALE, VALUE_SCALE}
 
 
 def bytes_moved(plan: Plan) -> int:
     """Return the bytes that one block of the longer side (and one state) moves, over all ranks."""
     return sum(copy.size_bytes for copy in plan.copies)
-
-
-def describe(copy: Copy) -> dict[str, object]:
-    """Return a copy as a document names it."""
-    return msgspec.structs.asdict(copy)

@@ -17,6 +17,8 @@ import numpy as np
 
 from ...model.arithmetic import div_up, exact_div
 from ...model.errors import SpecError
+from ...model.layers import paged_part
+from ...model.spec import CacheSpec
 from ..finding import Finding
 from ..layout import Layout
 from .execution import views
@@ -50,10 +52,19 @@ class _Writes(msgspec.Struct, frozen=True):
     stray: list[ByteCopy]
 
 
-def slots_needed(source_tokens: int, destination_tokens: int) -> tuple[int, int]:
-    """Return how many slots each side needs for ``prove``, with blocks of so many tokens: one stays untouched."""
-    whole = 2 * max(source_tokens, destination_tokens)
-    return max(REQUESTS, div_up(whole, source_tokens)) + 1, max(REQUESTS, div_up(whole, destination_tokens)) + 1
+def slots_needed(source: CacheSpec, destination: CacheSpec) -> tuple[int, int]:
+    """Return how many slots each side needs for ``prove``: for every life cycle of a group its own, and one to spare.
+
+    Life cycles of one group draw slot ids from one allocator, so no two of them hold the same id; there are at most as
+    many as there are different windows, and one for states.
+    """
+    positions = 2 * max(source.tokens_per_block, destination.tokens_per_block)
+    needed = []
+    for spec in (source, destination):
+        paged = [paged_part(layer) for layer in dict.fromkeys(spec.layers + spec.draft.layers)]
+        cycles = len({(layer.window, layer.sink_tokens) for layer in paged if layer is not None}) + spec.has_recurrent
+        needed.append(max(1, cycles) * max(REQUESTS, div_up(positions, spec.tokens_per_block)) + 1)
+    return needed[0], needed[1]
 
 
 def prove(source: Sequence[Layout], destination: Sequence[Layout], copies: Sequence[Copy]) -> list[Finding]:
@@ -64,9 +75,8 @@ def prove(source: Sequence[Layout], destination: Sequence[Layout], copies: Seque
     """
     tokens = _tokens(source), _tokens(destination)
     positions = 2 * max(tokens)
-    needed = slots_needed(*tokens)
-    senders = [_rank(layout, tokens[0], positions, needed[0], reverse=True) for layout in source]
-    receivers = [_rank(layout, tokens[1], positions, needed[1], reverse=False) for layout in destination]
+    senders = [_rank(layout, tokens[0], positions, reverse=True) for layout in source]
+    receivers = [_rank(layout, tokens[1], positions, reverse=False) for layout in destination]
     everyone = [*senders, *receivers]
     recurrent = {
         plane.name
@@ -103,19 +113,24 @@ def _tokens(layouts: Sequence[Layout]) -> int:
     return spec.tokens_per_block
 
 
-def _rank(layout: Layout, tokens: int, positions: int, needed: int, *, reverse: bool) -> _Rank:
+def _rank(layout: Layout, tokens: int, positions: int, *, reverse: bool) -> _Rank:
     """Return one rank with slots for the request: not in order, and not from slot 0 on both sides."""
     planes: dict[int, list[Plane]] = {}
     for plane in planes_of(layout):
         planes.setdefault(plane.pool, []).append(plane)
-    short = [pool.slot_count for pool in layout.pools if pool.slot_count < needed]
-    if short:
-        raise SpecError("slots", f"found {short[0]}, needs at least {needed} to prove a transfer")
     slots = []
+    taken: dict[tuple[str, int], int] = {}
     for cycle in layout.life_cycles:
         count = REQUESTS if cycle.recurrent else exact_div(positions, tokens, "blocks of a request")
-        ordered = list(range(count))[::-1] if reverse else [1 + (slot + 1) % count for slot in range(count)]
-        slots.append(ordered)
+        group = (cycle.manager, cycle.group)
+        first = taken.get(group, 0 if reverse else 1)
+        taken[group] = first + count
+        ordered = list(range(count))[::-1] if reverse else [(slot + 1) % count for slot in range(count)]
+        slots.append([first + slot for slot in ordered])
+    for pool in layout.pools:
+        needed = taken.get((pool.manager, pool.group), 0) + reverse
+        if pool.slot_count < needed:
+            raise SpecError("slots", f"found {pool.slot_count}, needs at least {needed} to prove a transfer")
     return _Rank(layout, 0 if layout.spec is None else layout.spec.rank, planes, slots)
 
 
@@ -132,13 +147,14 @@ def _granule(rank: _Rank, pool: int, copies: Sequence[Copy], senders: dict[int, 
 
 def _filled(rank: _Rank, pool: int, addresses: Addresses, granule: int) -> Tags:
     """Return a pool's tags, with the request's slots filled and everything else empty."""
-    granules = div_up(rank.layout.pools[pool].size_bytes, granule)
+    size_bytes = rank.layout.pools[pool].size_bytes
+    granules = div_up(size_bytes, granule)
     if granules > MAX_GRANULES:
         raise SpecError("tokens_per_block", f"makes {granules} tags in one pool, needs at most {MAX_GRANULES}")
     tags: Tags = np.zeros(granules, dtype=np.uint64)
-    known: dict[tuple[object, ...], Tags] = {}
+    known: dict[tuple[int, int, int], Tags] = {}
     for plane in rank.planes.get(pool, ()):
-        geometry = (plane.page, plane.heads, plane.head_bytes, plane.first_byte, len(plane.steps))
+        geometry = (id(plane.steps), plane.first_byte, plane.row_bytes)  # alike planes share one object of steps
         start = addresses.start_of[plane.name]
         first = known.get(geometry)
         if first is None:
@@ -147,6 +163,8 @@ def _filled(rank: _Rank, pool: int, addresses: Addresses, granule: int) -> Tags:
         strides = (*[_units(step, granule) * 8 for step in plane.page.stride_bytes[:-1]], 8)
         for block, slot in enumerate(rank.slots[plane.life_cycle]):
             offset = _units(plane.offset_bytes + slot * plane.slot_stride_bytes, granule)
+            if plane.offset_bytes + slot * plane.slot_stride_bytes + plane.page.span_bytes > size_bytes:
+                raise SpecError("layout", f"layer {plane.name[0]}'s {plane.name[1]} leaves its pool; check it first")
             target = np.ndarray(shape, np.uint64, tags.data, offset * 8, strides)
             address = start + block * plane.block_positions * plane.position_bytes
             np.add(first, np.uint64(address), out=target)
@@ -198,8 +216,16 @@ def _compare(rank: _Rank, pool: int, writes: _Writes, addresses: Addresses, gran
         held, wanted, times = int(writes.held[index]), int(writes.wanted[index]), int(writes.count[index])
         found = None if held == NOTHING else addresses.decode(held)
         needed = None if wanted == NOTHING else addresses.decode(wanted)
-        kind = "written" if held == wanted and times > 1 else "differs"
-        yield Wrong(kind, rank.layout, pool, int(index) * granule, granule, needed, found, times)
+        yield Wrong(
+            "written" if held == wanted and times > 1 else "differs",
+            rank.layout,
+            pool,
+            int(index) * granule,
+            granule,
+            needed,
+            found,
+            times,
+        )
 
 
 def _samples(differs: np.ndarray, writes: _Writes) -> np.ndarray:

@@ -8,8 +8,6 @@ what is checked here in ``docs/peers.md``.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from ...model.arithmetic import exact_div
 from ...model.layers import AttentionLayer, Layer, RecurrentLayer, paged_part, recurrent_part
 from ...model.spec import CacheSpec
@@ -51,6 +49,7 @@ def register(layout: Layout) -> Registration:
             buffer.offset_bytes,
             buffer.page.span_bytes,
             buffer.parts,
+            once_per_rank(layer, buffer.role),
         )
         place = (buffer.life_cycle, buffer.pool, buffer.slot_stride_bytes, role_layout)
         grouped.setdefault(place, []).append(entry)
@@ -65,35 +64,39 @@ def _layer_of(spec: CacheSpec, buffer: Buffer) -> Layer:
         return spec.layers[buffer.layer]
     if layers <= buffer.layer < layers + len(spec.draft.layers):
         return spec.draft.layers[buffer.layer - layers]
-    _refuse(buffer, f"belongs to no layer of the model, which has {layers}", "number layers as the model does")
+    raise _refused(buffer, f"belongs to no layer of the model, which has {layers}", "number layers as the model does")
 
 
 def _role_layout(spec: CacheSpec, layer: Layer, buffer: Buffer, recurrent: bool) -> RoleLayout:
     """Return how one buffer's role is shared out."""
     page = buffer.page
     if not page.dense or page.self_overlap:
-        _refuse(buffer, "has a page with gaps, and a view is contiguous", "register the role densely")
+        raise _refused(buffer, "has a page with gaps, and a view is contiguous", "register the role densely")
     if recurrent:
         state = recurrent_part(layer)
         if state is None:
-            _refuse(buffer, "is a state of a layer that keeps none", "store states for recurrent layers alone")
+            raise _refused(buffer, "is a state of a layer that keeps none", "store states for recurrent layers alone")
         return _state_layout(spec, state, buffer)
     paged = paged_part(layer)
     if paged is None:
-        _refuse(buffer, "is a page of a layer that keeps none", "store pages for attention layers alone")
+        raise _refused(buffer, "is a page of a layer that keeps none", "store pages for attention layers alone")
     axes = dict(zip(page.axes, page.shape, strict=True))
     pages = axes.get("page", 1)
     if buffer.role not in _HEAD_ROLES:
         ranks = spec.parallel.attention_tp
         return _replicated(spec, ranks, page.format.value, pages, exact_div(spec.tokens_per_block, pages, "tokens"))
     if "head" not in axes or "token" not in axes:
-        _refuse(buffer, f"has the axes {', '.join(page.axes)}, and needs a head and a token axis", "name its axes")
+        raise _refused(
+            buffer, f"has the axes {', '.join(page.axes)}, and needs a head and a token axis", "name its axes"
+        )
     heads = paged.kv_heads if isinstance(paged, AttentionLayer) else 1
     kind: Kind = "HND" if page.axes.index("head") < page.axes.index("token") else "NHD"
     shards = _shards(buffer, heads, spec.parallel.attention_tp, "KV heads")
     held = exact_div(heads, shards, "KV heads per shard")
     if axes["head"] != held:
-        _refuse(buffer, f"holds {axes['head']} heads, and its share is {held} of {heads}", "store the rank's own heads")
+        raise _refused(
+            buffer, f"holds {axes['head']} heads, and its share is {held} of {heads}", "store the rank's own heads"
+        )
     row_bytes = exact_div(page.span_bytes, pages * axes["token"] * held, "bytes of one head's token")
     unit_bytes = row_bytes * axes["token"] if kind == "HND" else row_bytes
     return _shared(spec, spec.parallel.attention_tp, shards, kind, unit_bytes, (), page, pages, axes["token"])
@@ -112,18 +115,20 @@ def _state_layout(spec: CacheSpec, layer: RecurrentLayer, buffer: Buffer) -> Rol
         sections = []
         for name, channels in conv_sections(layer):
             if channels % ranks:
-                _refuse(
+                raise _refused(
                     buffer,
                     f"has {channels} channels of {name}, which do not divide over {ranks} ranks",
                     "choose a tensor-parallel size that divides every section of the convolution",
                 )
             sections.append(exact_div(channels, ranks, "channels") * channel_bytes)
         if sum(sections) != page.span_bytes:
-            _refuse(buffer, f"takes {page.span_bytes} B, and its sections {sum(sections)} B", "store all sections")
+            raise _refused(
+                buffer, f"takes {page.span_bytes} B, and its sections {sum(sections)} B", "store all sections"
+            )
         return _shared(spec, ranks, ranks, "SECTIONED", 0, tuple(sections), page, 1, None)
     if any(state.role == buffer.role for state in layer.auxiliary):
         return _replicated(spec, ranks, page.format.value, 1, None)
-    _refuse(buffer, "is a state that nobody says how to share out", "declare it as an auxiliary state")
+    raise _refused(buffer, "is a state that nobody says how to share out", "declare it as an auxiliary state")
 
 
 def conv_sections(layer: RecurrentLayer) -> tuple[tuple[str, int], ...]:
@@ -140,11 +145,17 @@ def conv_sections(layer: RecurrentLayer) -> tuple[tuple[str, int], ...]:
     return (("x", inner),)
 
 
+def once_per_rank(layer: Layer, role: str) -> bool:
+    """Whether a role is a side plane that each rank keeps once, beside its first layer that has it."""
+    paged = paged_part(layer)
+    return paged is not None and any(plane.role == role and plane.scope == "rank" for plane in paged.side_planes)
+
+
 def _shards(buffer: Buffer, heads: int, ranks: int, what: str) -> int:
     """Return over how many shards heads are spread; more ranks than heads replicate them."""
     shards = min(ranks, heads)
     if heads % shards or ranks % shards:
-        _refuse(
+        raise _refused(
             buffer,
             f"has {heads} {what} over {ranks} ranks: {heads} and {ranks} do not divide one another, so shards would "
             "not be equal",
@@ -196,7 +207,9 @@ def _view(life_cycle: int, pool: int, stride: int, role_layout: RoleLayout, entr
             runs[-1] = (runs[-1][0], runs[-1][1] + entry.size_bytes)
         else:
             runs.append((entry.offset_bytes, entry.size_bytes))
-    sizes = {size: layer for layer, (_, size) in reversed(held.items())}
+    sizes: dict[int, int] = {}
+    for layer, (_, size) in held.items():
+        sizes.setdefault(size, layer)
     if len(sizes) > 1:
         (one, first), (other, second) = list(sizes.items())[:2]
         raise Rejected(
@@ -220,8 +233,8 @@ def _regions(layout: Layout, views: tuple[View, ...]) -> tuple[Region, ...]:
     return tuple([Region(pool, first, end - first) for (pool, first), end in sorted(ends.items())])
 
 
-def _refuse(buffer: Buffer, problem: str, remedy: str) -> NoReturn:
-    raise Rejected(
+def _refused(buffer: Buffer, problem: str, remedy: str) -> Rejected:
+    return Rejected(
         f"layer {buffer.layer}'s {buffer.role} {problem}",
         remedy,
         where=(Where(manager=buffer.manager, layer=buffer.layer, role=buffer.role),),

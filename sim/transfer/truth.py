@@ -21,11 +21,12 @@ from ...model.parallel import rank_head_range
 from ...model.spec import CacheSpec
 from ..layout import CONV_STATE, KEY, KEY_SCALE, SSM_STATE, VALUE, VALUE_SCALE, Buffer, Layout
 from ..page import Page
-from .registering import conv_sections
+from .registering import conv_sections, once_per_rank
 
 Tags: TypeAlias = npt.NDArray[np.uint64]
 Name: TypeAlias = tuple[int, str]
 """A layer (-1: the rank's own) and a role."""
+_Steps: TypeAlias = tuple[int, int, int, tuple[tuple[int, ...], ...]]
 
 NOTHING = 0
 """The tag of a byte that holds no logical byte; logical addresses start at 1."""
@@ -68,34 +69,29 @@ def planes_of(layout: Layout) -> list[Plane]:
     if spec is None:
         return []
     layers = spec.layers + spec.draft.layers
+    known: dict[tuple[Layer, str, Page], _Steps] = {}
     planes = []
     for buffer in layout.buffers:
         recurrent = layout.life_cycles[buffer.life_cycle].recurrent
-        if not buffer.parts:
-            planes.append(_plane(spec, layers[buffer.layer], buffer, buffer.layer, buffer.role, 0, buffer.page, recurrent))
-        for part in buffer.parts:
-            place = (buffer, part.layer, part.role, part.offset_bytes, part.page, recurrent)
-            planes.append(_plane(spec, layers[part.layer], *place))
+        whole = ((buffer.layer, buffer.role, 0, buffer.page),)
+        parts = tuple([(part.layer, part.role, part.offset_bytes, part.page) for part in buffer.parts])
+        for index, role, inside, page in parts or whole:
+            layer = layers[index]
+            key = (layer, role, page)
+            steps = known.get(key)
+            if steps is None:
+                steps = known[key] = (_state_steps if recurrent else _page_steps)(spec, layer, role, page)
+            name = (-1 if once_per_rank(layer, role) else index, role)
+            positions = 1 if recurrent else spec.tokens_per_block
+            planes.append(_plane(name, buffer, inside, page, positions, steps))
     return planes
 
 
-def _plane(
-    spec: CacheSpec, layer: Layer, buffer: Buffer, index: int, role: str, inside: int, page: Page, recurrent: bool
-) -> Plane:
-    name = (-1 if _once_per_rank(layer, role) else index, role)
-    heads, head_bytes, first, steps = _state_steps(spec, layer, role, page) if recurrent else _page_steps(spec, layer, role, page)
-    positions = 1 if recurrent else spec.tokens_per_block
+def _plane(name: Name, buffer: Buffer, inside: int, page: Page, positions: int, how: _Steps) -> Plane:
+    heads, head_bytes, first, steps = how
     offset = buffer.offset_bytes + inside
     stride = buffer.slot_stride_bytes
     return Plane(name, buffer.pool, buffer.life_cycle, offset, stride, page, heads, head_bytes, positions, first, steps)
-
-
-def _once_per_rank(layer: Layer, role: str) -> bool:
-    paged = paged_part(layer)
-    return paged is not None and any(plane.role == role and plane.scope == "rank" for plane in paged.side_planes)
-
-
-_Steps: TypeAlias = tuple[int, int, int, tuple[tuple[int, ...], ...]]
 
 
 def _page_steps(spec: CacheSpec, layer: Layer, role: str, page: Page) -> _Steps:

@@ -41,19 +41,20 @@ _REMEDIES = {
 
 def findings_of(wrong: list[Wrong]) -> list[Finding]:
     """Return one finding for each way in which a role is wrong on a rank, at most 20 of each rule."""
-    alike: dict[tuple[object, ...], list[Wrong]] = {}
+    alike: dict[tuple[str, str, str, int, int], list[Wrong]] = {}
     for each in wrong:
         rule, problem = _judged(each)
-        role = (each.needed or each.found or (("", ""), 0, 0, 0))[0][1]
+        named = each.needed or each.found
+        role = "" if named is None else named[0][1]
         rank = 0 if each.layout.spec is None else each.layout.spec.rank
         alike.setdefault((rule, problem, role, rank, each.pool), []).append(each)
     counts: dict[str, int] = {}
     findings = []
-    for (rule, *_), group in alike.items():
-        name = str(rule)
-        counts[name] = counts.get(name, 0) + 1
-        if counts[name] <= FINDINGS_PER_RULE:
-            findings.append(_finding(name, group))
+    for key, group in alike.items():
+        rule = key[0]
+        counts[rule] = counts.get(rule, 0) + 1
+        if counts[rule] <= FINDINGS_PER_RULE:
+            findings.append(_finding(rule, group))
     return findings
 
 
