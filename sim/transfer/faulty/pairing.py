@@ -105,7 +105,9 @@ def _every_replica_sends(source: Held, destination: Held, destination_dp: int) -
 
 
 def _planes_not_compared(source: Held, destination: Held) -> Finding | None:
-    return None if source.entry.role == SIDE_PLANES else compare(source, destination)
+    packed = source.entry.role == destination.entry.role == SIDE_PLANES
+    alike = source.role_layout.block_tokens == destination.role_layout.block_tokens
+    return None if packed and alike else compare(source, destination)
 
 
 def _as_much_as_fits(source: Held, destination: Held) -> list[Piece]:
