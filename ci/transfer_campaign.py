@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -95,31 +96,40 @@ def reduce_pair(pair: Pair, fails: Callable[[Pair], bool], *, max_checks: int = 
     neither gets simpler.
     """
 
-    def holds(candidate: Callable[[], Pair]) -> bool:
-        try:
-            return fails(candidate())
-        except SpecError:
-            return False
-
-    for dp in ({"source_dp": 0}, {"destination_dp": 0}):
-        if holds(lambda dp=dp: msgspec.structs.replace(pair, **dp)):  # type: ignore[misc]
-            pair = msgspec.structs.replace(pair, **dp)
-    best = pair
+    for changes in ({"source_dp": 0}, {"destination_dp": 0}):
+        simpler = msgspec.structs.replace(pair, **changes)
+        if _holds(fails, simpler):
+            pair = simpler
     while True:
-        current = best
-        source = reduce_spec(
-            current.source, lambda spec, of=current: holds(lambda: _followed(of, spec)), max_checks=max_checks
-        ).spec
-        current = _followed(current, source)
+        source = reduce_spec(pair.source, partial(_source_fails, fails, pair), max_checks=max_checks).spec
+        smaller = _followed(pair, source)
         destination = reduce_spec(
-            current.destination,
-            lambda spec, of=current: _same_model(of, spec) and holds(lambda: _with(of, spec)),
-            max_checks=max_checks,
+            smaller.destination, partial(_destination_fails, fails, smaller), max_checks=max_checks
         ).spec
-        current = _with(current, destination)
-        if pair_key(current) >= pair_key(best):
-            return best
-        best = current
+        smaller = msgspec.structs.replace(smaller, destination=destination)
+        if pair_key(smaller) >= pair_key(pair):
+            return pair
+        pair = smaller
+
+
+def _holds(fails: Callable[[Pair], bool], pair: Pair) -> bool:
+    try:
+        return fails(pair)
+    except SpecError:
+        return False
+
+
+def _source_fails(fails: Callable[[Pair], bool], pair: Pair, source: CacheSpec) -> bool:
+    try:
+        return _holds(fails, _followed(pair, source))
+    except SpecError:  # the destination cannot follow: more stages than layers
+        return False
+
+
+def _destination_fails(fails: Callable[[Pair], bool], pair: Pair, destination: CacheSpec) -> bool:
+    if destination.layers != pair.source.layers:
+        return False
+    return _holds(fails, msgspec.structs.replace(pair, destination=destination))
 
 
 def _followed(pair: Pair, source: CacheSpec) -> Pair:
@@ -133,11 +143,3 @@ def _followed(pair: Pair, source: CacheSpec) -> Pair:
     shared["layers"] = source.layers
     destination = msgspec.structs.replace(other, **shared)
     return msgspec.structs.replace(pair, source=source, destination=destination)
-
-
-def _same_model(pair: Pair, destination: CacheSpec) -> bool:
-    return destination.layers == pair.source.layers
-
-
-def _with(pair: Pair, destination: CacheSpec) -> Pair:
-    return msgspec.structs.replace(pair, destination=destination)

@@ -54,7 +54,7 @@ _TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM/pull/"
 _VLLM: Final = "https://github.com/vllm-project/vllm/issues/"
 _SGLANG: Final = "https://github.com/sgl-project/sglang/pull/"
 
-_ONE_HEAD: Final = '{"kind":"attention","kv_heads":1,"head_dim":128}'
+_LATENT: Final = '{"kind":"latent","latent_dim":128}'
 _TWO_HEADS: Final = '{"kind":"attention","kv_heads":2,"head_dim":128}'
 _INDEX: Final = '{"role":"index_key","dim":128,"format":"bf16"}'
 _POSITION: Final = '{"role":"qsa_index_position","dim":3,"format":"int32","scope":"rank"}'
@@ -93,14 +93,14 @@ def _fault(name: str, minimum: bytes, **fields: Any) -> TransferFault:
 TRANSFER_FAULTS: Final[tuple[TransferFault, ...]] = (
     _fault(
         "fault:pp-equal-division",
-        _pair(",".join([_ONE_HEAD] * 3), source=_parallel(pp=2)),
+        _pair(",".join([_LATENT] * 3), source=_parallel(pp=2)),
         rules=("layer-map",),
         follow=("peer",),
         source=f"{_TRTLLM}7117",
     ),
     _fault(
         "fault:layers-by-position",
-        _pair(f"{_ONE_HEAD},{_ONE_HEAD}", destination=_parallel(pp=2)),
+        _pair(f"{_LATENT},{_LATENT}", destination=_parallel(pp=2)),
         rules=("layer-map",),
         follow=("peer",),
         source=f"https://github.com/vllm-project/vllm-ascend/pull/15900, {_SGLANG}37175",
@@ -120,7 +120,7 @@ TRANSFER_FAULTS: Final[tuple[TransferFault, ...]] = (
     ),
     _fault(
         "fault:every-replica-sends",
-        _pair(_ONE_HEAD, source=_parallel(tp=2)),
+        _pair(_LATENT, source=_parallel(tp=2)),
         rules=("peer",),
         source="planted: the sender rule among replicas dropped",
     ),
@@ -153,7 +153,7 @@ TRANSFER_FAULTS: Final[tuple[TransferFault, ...]] = (
     ),
     _fault(
         "fault:block-for-block",
-        _pair(_ONE_HEAD, destination='"tokens_per_block":2'),
+        _pair(_LATENT, destination='"tokens_per_block":2'),
         rules=("peer",),
         follow=("head-map", "layer-map", "record-layout"),
         source="planted: blocks of different tokens paired one for one",

@@ -1,10 +1,11 @@
 """Known minima of the faults of transfers: the simplest pair on which one shows, by trying a stated grid in order.
 
-The grid (``grid_pairs``): one or two equal layers (attention of 1, 2 or 4 KV heads of dim 128 or 64, plain, or of 1 or 2
-heads with an index plane of dim 128 or 64 or with an index and a position plane; a gated delta net with as many key as
-value heads, in bf16 or fp32; a layer without a cache), or three of plain attention with one or two heads; in bf16, one
-or two tokens per block, HND or NHD on both sides, under every two of tp1, tp2, tp4 and pp2; with one token per block
-also two on the destination alone, under equal layouts.
+The grid (``grid_pairs``): one layer, or two equal ones, or one behind a layer without a cache, out of attention of 1, 2
+or 4 KV heads of dim 128 or 64; attention of 1 or 2 heads with an index plane of dim 128 or 64, or with an index and a
+position plane; a gated delta net with as many key as value heads, its states in bf16 or fp32; and a latent layer of dim
+128 or 64. Three layers of plain attention of one or two heads, or latent. In bf16, one or two tokens per block, HND or
+NHD on both sides, under every two of tp1, tp2, tp4 and pp2; with one token per block and equal layouts also two tokens
+on the destination alone.
 
 A pair is simpler than another when it has fewer layers and buffers on both sides together, then when its source is
 simpler (``simplicity``), then its destination.
@@ -20,7 +21,16 @@ import msgspec
 
 from ..model.errors import SpecError
 from ..model.formats import ElementFormat
-from ..model.layers import INDEX_KEY, INDEX_POSITION, AttentionLayer, Layer, RecurrentLayer, SidePlane, UncachedLayer
+from ..model.layers import (
+    INDEX_KEY,
+    INDEX_POSITION,
+    AttentionLayer,
+    LatentLayer,
+    Layer,
+    RecurrentLayer,
+    SidePlane,
+    UncachedLayer,
+)
 from ..model.parallel import ParallelLayout
 from ..model.spec import CacheSpec, Consumer
 from ..sim.transfer.faulty import method_named
@@ -47,7 +57,8 @@ _LAYERS: Final[tuple[Layer, ...]] = (
     ),
     _DELTA,
     msgspec.structs.replace(_DELTA, ssm_format=ElementFormat.FP32),
-    UncachedLayer(),
+    LatentLayer(latent_dim=128),
+    LatentLayer(latent_dim=64),
 )
 
 
@@ -69,8 +80,10 @@ def grid_pairs(max_layers: int = 3) -> list[Pair]:
 
 def _layer_tuples(max_layers: int) -> Iterator[tuple[Layer, ...]]:
     for count in range(1, max_layers + 1):
-        for layer in _LAYERS if count < 3 else (_LAYERS[0], _LAYERS[2]):
+        for layer in _LAYERS if count < 3 else (_LAYERS[0], _LAYERS[2], _LAYERS[-2]):
             yield (layer,) * count
+            if count == 2:
+                yield UncachedLayer(), layer
 
 
 def _pairs_of(layers: tuple[Layer, ...]) -> Iterator[Pair]:

@@ -52,6 +52,9 @@ def peers(
     draft: DraftMode = None,
     kv_layout: KvLayout = None,
     allocator: AllocatorName = None,
+    transfer: Annotated[
+        str | None, typer.Option("--transfer", metavar="NAME", help="A faulty transfer instead: fault:NAME.")
+    ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="All pairs of --layouts with all --kv-dtypes.")] = False,
     layouts: Annotated[
         str | None,
@@ -88,6 +91,6 @@ def peers(
         "--kv-layout": dst_kv_layout,
         "--allocator": dst_allocator,
     }
-    if matrix:
-        return run_matrix(config, other, common, source, destination, layouts, kv_dtypes, json)
-    return run_pair(config, other, common, source, destination, {"--layouts": layouts, "--kv-dtypes": kv_dtypes}, json)
+    lists = {"--layouts": layouts, "--kv-dtypes": kv_dtypes}
+    run = run_matrix if matrix else run_pair
+    return run(config, other, common, source, destination, lists, transfer, json)

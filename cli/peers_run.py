@@ -12,8 +12,9 @@ from ..model.architecture import Architecture
 from ..model.errors import SpecError
 from ..model.formats import KV_FORMATS
 from ..model.spec import CacheSpec
+from ..sim.transfer.method import Method
 from ..sim.transfer.pair import Pair, PairVerdict, judge_pair
-from ..sim.transfer.planning import bytes_moved
+from ..sim.transfer.planning import SOUND, bytes_moved
 from .allocator_choice import choose_allocator
 from .deployment import deploy_model, read_deployment, read_format, read_list, read_model, read_whole
 from .examination import NamedAllocator
@@ -66,18 +67,26 @@ class PairCell(msgspec.Struct, frozen=True):
 
 
 def run_pair(
-    config: str, other: str | None, common: Options, source: Options, destination: Options, lists: Options, json: bool
+    config: str,
+    other: str | None,
+    common: Options,
+    source: Options,
+    destination: Options,
+    lists: Options,
+    transfer: str | None,
+    json: bool,
 ) -> int:
     """Run ``peers`` for one pair; return the exit status."""
     for option, value in lists.items():
         if value is not None:
             raise SpecError(option, "found without --matrix, needs it")
+    method = read_method(transfer)
     with stdout_kept():  # an allocator of somebody's own may print
         model = read_model(config)
         one = read_side(model, config, "--src", common, source)
         theirs = model if other is None else read_model(other)
         two = read_side(theirs, other or config, "--dst", common, destination)
-        judged = judge_sides(one, two)
+        judged = judge_sides(one, two, method)
     if json:
         write_json(document_of(judged))
     else:
@@ -95,8 +104,8 @@ def run_matrix(
     common: Options,
     source: Options,
     destination: Options,
-    layouts: str | None,
-    kv_dtypes: str | None,
+    lists: Options,
+    transfer: str | None,
     json: bool,
 ) -> int:
     """Run ``peers --matrix``; return the exit status."""
@@ -104,6 +113,8 @@ def run_matrix(
     if given or other is not None or common["--kv-dtype"] is not None:
         what = given[0] if given else "OTHER" if other is not None else "--kv-dtype"
         raise SpecError(what, "found together with --matrix, which has its own layouts and dtypes; give one of them")
+    method = read_method(transfer)
+    layouts, kv_dtypes = lists["--layouts"], lists["--kv-dtypes"]
     names = list(dict.fromkeys(read_list("--layouts", FIVE_LAYOUTS if layouts is None else layouts)))
     written = read_list("--kv-dtypes", THREE_DTYPES if kv_dtypes is None else kv_dtypes)
     formats = list(dict.fromkeys(read_format("--kv-dtypes", name, KV_FORMATS).value for name in written))
@@ -118,7 +129,8 @@ def run_matrix(
         }
         work = list(itertools.product(formats, names, names))
         pairs = [
-            judge_sides(sides[kv_dtype, one], sides[kv_dtype, two]) for kv_dtype, one, two in watched(work, "pairs")
+            judge_sides(sides[kv_dtype, one], sides[kv_dtype, two], method)
+            for kv_dtype, one, two in watched(work, "pairs")
         ]
     if json:
         write_json({"cells": [cell_of(judged) for judged in pairs]})
@@ -129,6 +141,18 @@ def run_matrix(
         report_pairs(console, pairs)
         print_report(console)
     return CLEAN if all(judged.verdict.status == "clean" for judged in pairs) else WRONG
+
+
+def read_method(name: str | None) -> Method:
+    """Return the transfer called ``name``, the sound one where there is none; raise ``SpecError`` for any other."""
+    if name is None:
+        return SOUND
+    from ..sim.transfer.faulty import method_named
+
+    try:
+        return method_named(name)
+    except SpecError as error:
+        raise SpecError("--transfer", error.problem) from None
 
 
 def _named(options: Options, side: str) -> list[str]:
@@ -163,13 +187,13 @@ def _renamed(error: SpecError, side: str, own: Options) -> SpecError:
     return error
 
 
-def judge_sides(source: Side, destination: Side) -> JudgedPair:
+def judge_sides(source: Side, destination: Side, method: Method) -> JudgedPair:
     """Return the two sides with their verdict."""
     pair = Pair(source=source.spec, destination=destination.spec, source_dp=source.dp, destination_dp=destination.dp)
     chosen = [
         side.allocator.name if side.allocator.by_stage else side.allocator.function for side in (source, destination)
     ]
-    return JudgedPair(source, destination, judge_pair(pair, chosen[0], chosen[1]))
+    return JudgedPair(source, destination, judge_pair(pair, chosen[0], chosen[1], method))
 
 
 def cell_of(judged: JudgedPair) -> PairCell:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from kvsan.ci.faults import ALL_FAULTS
+from kvsan.ci.transfer_campaign import reduce_pair, run_pairs
 from kvsan.ci.transfer_faults import TRANSFER_FAULTS, TransferFault
-from kvsan.ci.transfer_minima import find_minimum, grid_pairs, pair_key, triggers
+from kvsan.ci.transfer_minima import find_minimum, grid_pairs, pair_key, pair_size, triggers
 from kvsan.model.errors import SpecError
 from kvsan.sim.rules import RULES
 from kvsan.sim.transfer.faulty import FAULTY_TRANSFERS, method_named
@@ -39,20 +38,36 @@ def test_a_fault_shows_on_its_minimum_by_its_rule(fault: TransferFault) -> None:
     assert judge_pair(fault.minimum).status == ("refused" if "plane" in fault.name else "clean")
 
 
-@by_name
-def test_nothing_simpler_shows_it(fault: TransferFault) -> None:
-    """Over the part of the grid that is quick: pairs of one layer, and two of plain attention."""
-    limit = pair_key(fault.minimum)
-    pairs = grid_pairs(1)
-    simpler = itertools.islice(itertools.takewhile(lambda pair: pair_key(pair) < limit, pairs), 500)
-    assert find_minimum(fault.name, fault.rules, list(simpler)) is None
-
-
-@pytest.mark.slow
 def test_minima_are_found_by_enumeration() -> None:
+    """All of the grid for the small minima, every ninth pair below the others."""
     pairs = grid_pairs()
     for fault in TRANSFER_FAULTS:
-        assert find_minimum(fault.name, fault.rules, pairs) == fault.minimum
+        limit = pair_key(fault.minimum)
+        simpler = [pair for pair in pairs if pair_key(pair) < limit]
+        assert pairs[len(simpler)] == fault.minimum
+        assert find_minimum(fault.name, fault.rules, simpler if len(simpler) < 500 else simpler[::9]) is None
+
+
+@pytest.mark.parametrize("name", ["fault:token-major-as-head-major", "fault:plane-as-far-as-it-fits"])
+def test_a_campaign_finds_a_fault_and_reduces_it(name: str) -> None:
+    (fault,) = [fault for fault in TRANSFER_FAULTS if fault.name == name]
+    result = run_pairs(500, seed=1, method=method_named(name), stop_at_first=True)
+    assert result.hits
+    small = reduce_pair(result.hits[0].pair, lambda pair: triggers(name, fault.rules, pair))
+    assert triggers(name, fault.rules, small)
+    assert pair_size(small) <= fault.size
+
+
+def test_drawn_pairs_are_clean_or_refused_with_an_explanation() -> None:
+    result = run_pairs(500, seed=2)
+    assert result.hits == ()
+    assert sum(result.statuses.values()) == result.examples == 500
+    assert all(result.statuses[status] > 50 for status in ("clean", "refused", "rejected"))
+
+
+def test_equal_seeds_draw_equal_pairs() -> None:
+    first, second = (run_pairs(60, seed=3, alike=True).statuses for _ in range(2))
+    assert first == second
 
 
 def test_a_fault_does_not_show_where_the_sound_transfer_is_wrong_or_nothing_triggers_it() -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from ...finding import Finding
 from ...layout import SIDE_PLANES, Layout
-from ..declaration import Entry, Registration, RoleLayout
+from ..declaration import Registration, RoleLayout
 from ..mapping import map_entry
 from ..matching import compare, sends, shards_meet
 from ..method import Held, Method, Peers, Piece
@@ -43,20 +43,23 @@ def _at_local_layer(source: Peers, role: str, local: int, stage: int | None) -> 
 
 
 def _by_pool_number(source: Peers, destination: Peers, held: Held) -> tuple[Held, ...]:
-    """Return the entries at the same place of the pool with the same number, whatever their role."""
-    place = _in_pool(held.registration, held.view.pool).index(held.entry)
-    found = []
-    for registration in source.registrations:
-        entries = _in_pool(registration, held.view.pool)
-        for view in registration.views:
-            if view.pool == held.view.pool and place < len(entries) and entries[place] in view.entries:
-                found.append(Held(registration, view, entries[place]))
-    return tuple(found)
+    """Return the layer's entries at the same place of the pool with the same number, whatever their role."""
+    layer, pool = held.entry.layer, held.view.pool
+    place = [each.entry for each in _in_pool(held.registration, pool, layer)].index(held.entry)
+    found = [_in_pool(registration, pool, layer) for registration in source.registrations]
+    return tuple([entries[place] for entries in found if place < len(entries)])
 
 
-def _in_pool(registration: Registration, pool: int) -> list[Entry]:
-    entries = [entry for view in registration.views if view.pool == pool for entry in view.entries]
-    return sorted(entries, key=lambda entry: entry.offset_bytes)
+def _in_pool(registration: Registration, pool: int, layer: int) -> list[Held]:
+    """Return what a rank has of one layer in one pool, by offset."""
+    found = [
+        Held(registration, view, entry)
+        for view in registration.views
+        if view.pool == pool
+        for entry in view.entries
+        if entry.layer == layer
+    ]
+    return sorted(found, key=lambda each: each.entry.offset_bytes)
 
 
 def _same_role_compared(source: Held, destination: Held) -> Finding | None:
