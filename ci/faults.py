@@ -26,6 +26,7 @@ from ..sim.rules import RULES
 from ..sim.verdict import judge
 from .selection_faults import SELECTION_FAULTS, SelectionFault
 from .simplicity import size
+from .transfer_faults import TRANSFER_FAULTS, TransferFault
 
 _TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM"
 _VLLM: Final = "https://github.com/vllm-project/vllm"
@@ -205,9 +206,9 @@ FAULTS: Final[tuple[Fault, ...]] = (
         ),
     ),
 )
-"""All faulty allocators, the canary first; the faults of selection are behind them in ``ALL_FAULTS``."""
+"""All faulty allocators, the canary first; those of selection and of transfers are behind them in ``ALL_FAULTS``."""
 
-ALL_FAULTS: Final[tuple[Fault | SelectionFault, ...]] = (*FAULTS, *SELECTION_FAULTS)
+ALL_FAULTS: Final[tuple[Fault | SelectionFault | TransferFault, ...]] = (*FAULTS, *SELECTION_FAULTS, *TRANSFER_FAULTS)
 """The whole table; ``kind`` tells what a fault varies."""
 
 CANARY: Final = "fault:canary"

@@ -1,5 +1,5 @@
-"""The command line: ``kvsan check``, ``matrix``, ``fuzz``, ``sweep``, ``shrink``, ``replay``, ``select``, ``rules``,
-``allocators``, ``bench``.
+"""The command line: ``kvsan check``, ``matrix``, ``peers``, ``fuzz``, ``sweep``, ``shrink``, ``replay``, ``select``,
+``rules``, ``allocators``, ``bench``.
 
 Each command has a module of its own, which imports little; whatever is heavy is imported inside the command. The exit
 status is 0 when nothing is wrong, 1 for findings or a refused spec, 2 for bad input or usage, 130 when interrupted. Bad
