@@ -154,3 +154,19 @@ def fold(anchor: Anchor, folding: Folding, folds: Any) -> None:
             folding.row_count.bit_length(), COLUMNS=COLUMNS, AXIS=AXIS, BLOCK=anchor.device.fold_block_words,
             num_warps=anchor.device.warps,
         )  # fmt: skip
+
+
+def copy_runs(anchor: Anchor, table: Integers) -> None:
+    """Copy bytes: a row of ``table`` has the target, the bytes and, as its number, the source, both from the anchor.
+
+    No row may write what another one reads, as the rows are copied in no particular order.
+    """
+    if not len(table):
+        return
+    device = anchor.device
+    tiles = -(-table[:, ITEM] // device.short_block_words)  # floor: up
+    ends = np.cumsum(tiles)
+    _kernels().copy[(int(ends[-1]),)](
+        anchor.words(1), device.upload(table), device.upload(ends), len(table), len(table).bit_length(),
+        COLUMNS=COLUMNS, BLOCK=device.short_block_words, num_warps=device.warps,
+    )  # fmt: skip

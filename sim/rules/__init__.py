@@ -18,6 +18,7 @@ from . import (
     op_address,
     record_layout,
     rejections,
+    running,
     sentinel,
     stride,
 )
@@ -42,4 +43,12 @@ RULES: tuple[Rule, ...] = (
     follows_dense.RULE,
     rejections.REJECTED,
     rejections.UNEXPLAINED,
+    running.NAMESPACE,
+    running.CAPACITY,
+    running.CONSERVATION,
+    running.REFCOUNT,
+    running.IN_FLIGHT,
+    running.FRESHNESS,
+    running.WINDOW,
+    running.CACHE_KEY,
 )
