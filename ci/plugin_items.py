@@ -25,6 +25,8 @@ import pytest
 
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec
+from ..sim.cache.names import layout_allocator
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding, Where
 from ..sim.limits import limits_of
 from ..sim.registry import resolve
@@ -239,7 +241,7 @@ def _permitted(case: Case, given: tuple[str, ...]) -> str:
 
 def _load(allocator: str) -> None:
     try:
-        resolve(allocator)
+        resolve(layout_allocator(allocator))
     except SystemExit:
         raise SpecError("allocator", f"cannot import {shown(allocator)}: it left the process (SystemExit)") from None
 
@@ -247,6 +249,11 @@ def _load(allocator: str) -> None:
 def faults_of_case(case: Case, allocator: str) -> list[Finding]:
     """Return what is still wrong with a case: the rules it was saved for, and others outside known limits."""
     saved = {entry.rule for entry in case.found}
+    if isinstance(case.input, Trace):
+        from .traces.judging import judge_trace
+
+        judged = judge_trace(case.input, allocator)
+        return [fault for fault in judged.faults if fault.rule in saved or fault.rule not in judged.excused]
     faults = judge(case.input, allocator).faults
     excused = {rule for limit in limits_of(allocator) if limit.matches(case.input) for rule in limit.rules}
     return [fault for fault in faults if fault.rule in saved or fault.rule not in excused]

@@ -61,7 +61,9 @@ class _Mark(msgspec.Struct, frozen=True):
     images: tuple[Memory, ...]
 
 
-def replay_trace(device: Device, trace: Trace, allocator: str | Allocator, *, mark_every: int = MARK_EVERY) -> TraceReplayed:  # fmt: skip
+def replay_trace(
+    device: Device, trace: Trace, allocator: str | Allocator, *, mark_every: int = MARK_EVERY
+) -> TraceReplayed:
     """Carry ``trace`` out on ``device`` and return what memory says.
 
     Raises ``Rejected`` where the allocator refuses the spec, ``SpecError`` where traces cannot run on its layout.

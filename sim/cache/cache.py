@@ -211,6 +211,10 @@ class RunningCache:
         """Wait for the steps that read or write a sequence about to be suspended."""
         steps.complete_until(self, max((page.last_step for page in pages_of(sequence)), default=0))
 
+    def extra_state(self) -> tuple[object, ...]:
+        """Return what a faulty cache keeps beside the rest, for telling states apart."""
+        return ()
+
     # Pages -----------------------------------------------------------------------------------------------------------
 
     def allocate(self, cycle: CycleGeometry) -> Page:

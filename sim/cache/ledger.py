@@ -142,9 +142,23 @@ class Ledger:
 
     def publish(self, page: Page, *, published: bool) -> None:
         """The page's key is published, or withdrawn."""
+        step = self._written[page.group][page.slot] if page.slot >= 0 else 0
+        if published and step > self.completed:
+            self._report(
+                "freshness",
+                page,
+                f"the key of slot {page.slot} of group {page.group} is published while step {step}, which is not "
+                "completed, still writes it: whoever hits it reads what the page held before",
+                "publish a block when the step that fills it is completed",
+            )
         page.published = published
         self._orphans.pop(page, None)
         self._settle(page)
+
+    def pending(self, group: int, slot: int) -> tuple[int, int]:
+        """Return how many steps must still complete until nobody uses a slot, and until nobody writes it."""
+        busy, written = self._busy[group][slot], self._written[group][slot]
+        return max(0, busy - self.completed), max(0, written - self.completed)
 
     def name(self, page: Page, step: int) -> None:
         """``step`` reads or writes the page."""

@@ -16,6 +16,7 @@ from ..registry import Allocator, allocate, resolve
 from .cache import Rules, RunningCache
 from .faulty import faulty_cache, faulty_entry
 from .geometry import Geometry, geometry_of
+from .names import layout_allocator
 
 V1: Final = Rules("trtllm-v1", recycle_first=False, swaps_memory=True, stores_on_free=True, suspends=False)
 V2: Final = Rules("trtllm-v2", recycle_first=True, swaps_memory=False, stores_on_free=False, suspends=True)
@@ -24,12 +25,6 @@ V2: Final = Rules("trtllm-v2", recycle_first=True, swaps_memory=False, stores_on
 def rules_of(allocator: str) -> Rules:
     """Return the rules that run the cache of an allocator."""
     return V1 if base_of(layout_allocator(allocator)) == "trtllm-v1" else V2
-
-
-def layout_allocator(allocator: str) -> str:
-    """Return the allocator whose layout a cache runs on: itself, or the base of a faulty cache."""
-    entry = faulty_entry(allocator)
-    return allocator if entry is None else entry.base
 
 
 @functools.lru_cache(maxsize=256)

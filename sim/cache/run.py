@@ -12,7 +12,8 @@ from ..finding import Finding
 from ..registry import Allocator, allocate, resolve
 from ..rejection import Rejected
 from .cache import RunningCache
-from .managers import layout_allocator, running_cache
+from .managers import running_cache
+from .names import layout_allocator
 from .trace import Trace
 
 
@@ -35,13 +36,17 @@ class TraceVerdict(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(finding.rule for finding in self.findings))
 
 
-def run_trace(trace: Trace, allocator: str | Allocator, *, to_end: bool = False) -> TraceVerdict:
+def run_trace(
+    trace: Trace, allocator: str | Allocator, *, to_end: bool = False, cache: RunningCache | None = None
+) -> TraceVerdict:
     """Return what comes of ``trace``; ``to_end`` goes on after the first operation with a finding.
+
+    ``cache`` is a fresh one of that allocator and spec, where the caller wants to look at it afterwards.
 
     Raises ``SpecError`` for an unknown allocator, and where traces cannot run on its layout.
     """
     try:
-        cache = running_cache(trace.spec, allocator)
+        cache = running_cache(trace.spec, allocator) if cache is None else cache
     except Rejected as rejection:
         return TraceVerdict((), {}, 0, rejection)
     return run_on(cache, trace, _static(trace.spec, allocator), to_end=to_end)

@@ -37,6 +37,11 @@ class WindowMapNotCleared(RunningCache):
             self.window_map().setdefault(pair[page], page.slot)
         return page
 
+    def extra_state(self) -> tuple[object, ...]:
+        """Return the map, and which full slots stand beside the window's."""
+        partners = sorted((page.slot, full) for page, full in self.__dict__.get("partners", {}).items())
+        return tuple(sorted(self.window_map().items())), tuple(partners), self.__dict__.get("last_full")
+
     def freed_slot(self, page: Page) -> int:
         """Return the slot that the map has for the full slot that was beside this page."""
         full = self.__dict__.get("partners", {}).pop(page, None)
@@ -44,15 +49,42 @@ class WindowMapNotCleared(RunningCache):
 
 
 class RewindLeavesTable(RunningCache):
-    """A request's row of the page table only grows: what a rewind took away is still in it."""
+    """What a rewind took away stays in the request's row of the page table, and new blocks do not replace it."""
+
+    def stale_entries(self) -> dict[tuple[int, int, int, int], int]:
+        """Return the slots that rewinds left in the table, by request, life cycle, beam and block."""
+        found: dict[tuple[int, int, int, int], int] = self.__dict__.setdefault("stale", {})
+        return found
+
+    def rewind(self, sequence: Sequence, tokens: int) -> None:
+        """Rewind, and remember where the dropped blocks were."""
+        before = {
+            (sequence.request, cycle, beam, block): page.slot
+            for cycle, rows in enumerate(sequence.blocks)
+            for beam, row in enumerate(rows)
+            for block, page in enumerate(row)
+            if page is not None
+        }
+        super().rewind(sequence, tokens)
+        for (request, cycle, beam, block), slot in before.items():
+            if block >= len(sequence.blocks[cycle][beam]):
+                self.stale_entries()[request, cycle, beam, block] = slot
 
     def table_row(self, sequence: Sequence, cycle: int, beam: int, blocks: list[Page | None]) -> list[int]:
-        """Return the row as it was, with new entries behind the old ones."""
-        rows = self.__dict__.setdefault("rows", {})
-        row: list[int] = rows.setdefault((id(sequence), cycle, beam), [])
-        self.__dict__.setdefault("kept", []).append(sequence)  # its id is not used again
-        row += super().table_row(sequence, cycle, beam, blocks)[len(row) :]
-        return list(row)
+        """Return the row with the old entries where there are any."""
+        row = super().table_row(sequence, cycle, beam, blocks)
+        stale = self.stale_entries()
+        return [stale.get((sequence.request, cycle, beam, block), slot) for block, slot in enumerate(row)]
+
+    def free(self, sequence: Sequence) -> None:
+        """Free the request, and its row with it."""
+        super().free(sequence)
+        for key in [key for key in self.stale_entries() if key[0] == sequence.request]:
+            del self.stale_entries()[key]
+
+    def extra_state(self) -> tuple[object, ...]:
+        """Return the old entries."""
+        return tuple(sorted(self.stale_entries().items()))
 
 
 class KeyWithoutLora(RunningCache):
