@@ -162,13 +162,15 @@ class _TraceMemory:
         empty = Shadow(cache.geometry).image()
         self.keys = list(empty)
         self.start = [empty[key] for key in self.keys]
-        self.pools = [self._pool(held.size) for held in self.start]
+        self.pools = [self._pool(space, held.size) for (space, _), held in zip(self.keys, self.start, strict=True)]
         self.bases: Integers = np.array([pool.base - self.anchor.address for pool in self.pools], dtype=np.int64)
         self.sizes: Integers = np.array([pool.size_bytes for pool in self.pools], dtype=np.int64)
         self.numbers = {key: number for number, key in enumerate(self.keys)}
 
-    def _pool(self, size_bytes: int) -> DevicePool:
-        memory = self.device.allocate(size_bytes + 2 * GUARD_BYTES)
+    def _pool(self, space: str, size_bytes: int) -> DevicePool:
+        """Return a pool, or a host tier in memory of the host, so that offloading really leaves the device."""
+        allocate = self.device.allocate if space == "device" else self.device.allocate_host
+        memory = allocate(size_bytes + 2 * GUARD_BYTES)
         return DevicePool(memory, memory.address + GUARD_BYTES, size_bytes)
 
     def clear(self) -> None:
