@@ -1,4 +1,4 @@
-"""The command line: ``kvsan check``, ``matrix``, ``fuzz``, ``sweep``, ``shrink``, ``select``, ``rules``,
+"""The command line: ``kvsan check``, ``matrix``, ``fuzz``, ``sweep``, ``shrink``, ``replay``, ``select``, ``rules``,
 ``allocators``, ``bench``.
 
 Each command has a module of its own, which imports little; whatever is heavy is imported inside the command. The exit

@@ -11,6 +11,7 @@ from .bench import bench
 from .check import check
 from .fuzz import fuzz
 from .matrix import matrix
+from .replay import replay
 from .rules import rules
 from .select import select
 from .shrink import shrink
@@ -30,7 +31,7 @@ def command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback(invoke_without_command=True)(_root)
-    for function in (check, matrix, fuzz, sweep, shrink, select, rules, allocators, bench):
+    for function in (check, matrix, fuzz, sweep, shrink, replay, select, rules, allocators, bench):
         application.command(epilog=EPILOG)(function)
     return typer.main.get_command(application)
 

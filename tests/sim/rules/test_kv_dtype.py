@@ -12,6 +12,7 @@ from kvsan.model.selection.kv_dtype import FAULTY_POLICIES
 from kvsan.model.spec import CacheSpec, Draft
 from kvsan.sim.checking import check
 from kvsan.sim.layout import Layout
+from kvsan.sim.page import dense_page
 from kvsan.sim.registry import allocate
 from kvsan.sim.rules.kv_dtype import RULE, check_kv_dtype
 
@@ -47,7 +48,9 @@ def test_a_reference_of_another_format() -> None:
 def stored(layout: Layout, role: str, kv_format: ElementFormat) -> Layout:
     """Return ``layout`` with the pages of a role declared to be of another format."""
     buffers = [
-        replace(buffer, page=replace(buffer.page, format=kv_format)) if buffer.role == role else buffer
+        replace(buffer, page=dense_page(kv_format, buffer.page.axes, buffer.page.shape))
+        if buffer.role == role
+        else buffer
         for buffer in layout.buffers
     ]
     return replace(layout, buffers=tuple(buffers))
