@@ -31,14 +31,16 @@ from ..ledger import SavedCases
 from .coverage import SITUATIONS, TraceCounts, TraceCoverage, coverage_of_traces, new_counts
 from .judging import judge_trace
 from .reducer import reduce_trace
-from .simplicity import size
+from .simplicity import size, trace_key
 
 CHUNK_TRACES: Final = 50
 """Traces of one chunk."""
+STARTS: Final = 4
+"""Failing traces of one rule that a reduction begins with: a single one may lead to a trace that is small, not least."""
 
 
 class TraceHit(msgspec.Struct, frozen=True):
-    """The first trace of a chunk that breaks ``rule`` (from 1), its operations up to there, and the file saved."""
+    """A trace that breaks ``rule``: its number from 1, the operations run up to there, and the file that holds it."""
 
     rule: str
     example: int
@@ -55,7 +57,7 @@ class TraceChunk(msgspec.Struct, frozen=True):
     operations: int
     refused: int
     known: int
-    hits: dict[str, TraceHit]
+    hits: dict[str, list[TraceHit]]
     counts: TraceCounts
 
 
@@ -105,31 +107,28 @@ def run_trace_campaign(options: Options, progress: Callable[[Progress], None] = 
     started = time.monotonic()
     cases = _judge_saved_cases(options)
     counts = new_counts()
-    hits: dict[str, TraceHit] = {}
-    saved: dict[str, list[str]] = {}
+    hits: dict[str, list[TraceHit]] = {}
     examples = operations = refused = known = 0
     interrupted = False
     try:
         for chunk in _chunks(options, started):
-            for rule, hit in chunk.hits.items():
-                if hit.saved is not None:
-                    saved.setdefault(rule, []).append(hit.saved)
-                if rule not in hits:
-                    hits[rule] = msgspec.structs.replace(
-                        hit, example=examples + hit.example, operations=operations + hit.operations
-                    )
+            for rule, found in chunk.hits.items():
+                hits.setdefault(rule, []).extend(
+                    msgspec.structs.replace(hit, example=examples + hit.example, operations=operations + hit.operations)
+                    for hit in found
+                )
             examples, operations = examples + chunk.examples, operations + chunk.operations
             refused, known = refused + chunk.refused, known + chunk.known
             counts.add(chunk.counts)
             rate = examples / max(time.monotonic() - started, 1e-9)  # path: a rate, no size
             progress(Progress(examples, rate, tuple(hits), len(counts.classes), len(SITUATIONS)))
-            if options.stop_rule is not None and options.stop_rule in hits:
+            if options.stop_rule is not None and len(hits.get(options.stop_rule, ())) >= STARTS:
                 break
     except KeyboardInterrupt:
         interrupted = True
     faults = []
-    for hit in sorted(hits.values(), key=lambda entry: (entry.example, entry.rule)):
-        fault, ended = _settle(hit, options, saved.get(hit.rule, []), reduce=options.reduce and not interrupted)
+    for found in sorted(hits.values(), key=lambda entry: (entry[0].example, entry[0].rule)):
+        fault, ended = _settle(found, options, reduce=options.reduce and not interrupted)
         interrupted = interrupted or ended
         faults.append(fault)
     return TraceResult(
@@ -222,7 +221,7 @@ class _Chunk:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._examples = self._operations = self._refused = self._known = 0
-        self._hits: dict[str, TraceHit] = {}
+        self._hits: dict[str, list[TraceHit]] = {}
         self._counts = new_counts()
         self.error: SpecError | None = None
         self.ended = False
@@ -250,19 +249,20 @@ class _Chunk:
                 self._keep(fault, trace, judged.verdict.done)
         except SpecError as error:  # a full disk
             self.error, self.ended = error, True
-        if self._options.stop_rule in self._hits:
+        if len(self._hits.get(self._options.stop_rule or "", ())) >= STARTS:
             self.ended = True
 
     def _keep(self, fault: Finding, trace: Trace, done: int) -> None:
-        if fault.rule in self._hits:
+        held = self._hits.setdefault(fault.rule, [])
+        if len(held) >= STARTS:
             return
         cut = msgspec.structs.replace(trace, operations=trace.operations[:done])
         folder, saved = self._options.cases, None
-        if folder is not None:
+        if folder is not None and not held:
             case = _case(self._options.allocator, cut, fault)
             if not (folder / case.file_name).exists():
                 saved = add_case(case, folder).name
-        self._hits[fault.rule] = TraceHit(fault.rule, self._examples, self._operations, fault.message, cut, saved)
+        held.append(TraceHit(fault.rule, self._examples, self._operations, fault.message, cut, saved))
 
     def result(self) -> TraceChunk:
         """Return what the chunk has found."""
@@ -274,32 +274,38 @@ def _case(allocator: str, trace: Trace, fault: Finding | TraceHit) -> Case:
     return Case(allocator=allocator, input=trace, found=found)
 
 
-def _settle(hit: TraceHit, options: Options, saved: list[str], *, reduce: bool) -> tuple[TraceFault, bool]:
-    """Return the fault of one rule, reduced and saved, and whether Ctrl-C ended the reduction."""
-    best = [hit]
+def _settle(hits: list[TraceHit], options: Options, *, reduce: bool) -> tuple[TraceFault, bool]:
+    """Return the fault of one rule, reduced and saved, and whether Ctrl-C ended the reduction.
+
+    The reduction begins with the smallest few of the traces that were found.
+    """
+    hit = hits[0]
+    starts = sorted(hits[: 2 * STARTS], key=lambda entry: trace_key(entry.trace))[:STARTS]
+    best = [starts[0]]
 
     def fails(candidate: Trace) -> bool:
         outside = judge_trace(candidate, options.allocator).outside
         message = next((fault.message for fault in outside if fault.rule == hit.rule), None)
         if message is None:
             return False
-        best[0] = msgspec.structs.replace(hit, trace=candidate, message=message)
+        if trace_key(candidate) <= trace_key(best[0].trace):
+            best[0] = msgspec.structs.replace(hit, trace=candidate, message=message)
         return True
 
     interrupted = False
     if reduce:
         try:
             with contextlib.suppress(ValueError):  # a cache that changes its mind: the trace stays as it was found
-                reduce_trace(hit.trace, fails)
+                reduce_trace(starts[0].trace, fails, *(entry.trace for entry in starts[1:]))
         except KeyboardInterrupt:
             interrupted = True
     trace, place = best[0].trace, None
     if options.cases is not None:
         path = add_case(_case(options.allocator, trace, best[0]), options.cases)
         place = str(path)
-        for name in saved:
-            if name != path.name:
-                withdraw_case(options.cases / name, hit.rule)
+        for entry in hits:
+            if entry.saved is not None and entry.saved != path.name:
+                withdraw_case(options.cases / entry.saved, hit.rule)
     fault = TraceFault(
         rule=hit.rule,
         message=best[0].message,

@@ -88,11 +88,11 @@ class TraceCounts(msgspec.Struct):
 
     def add(self, other: TraceCounts) -> None:
         """Add the counts of another chunk."""
-        for mine, theirs in zip(self._all(), other._all(), strict=True):
-            mine.update(theirs)  # type: ignore[arg-type]
-
-    def _all(self) -> tuple[Counter[str], Counter[str], Counter[str], Counter[tuple[str, str]], Counter[str]]:
-        return self.done, self.refused, self.reasons, self.pairs, self.classes
+        self.done.update(other.done)
+        self.refused.update(other.refused)
+        self.reasons.update(other.reasons)
+        self.pairs.update(other.pairs)
+        self.classes.update(other.classes)
 
 
 def new_counts() -> TraceCounts:

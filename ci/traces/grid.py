@@ -8,7 +8,7 @@ Operations: requests 0 and 1 (and both in a step), 1 to 3 tokens, texts 0, 1 and
 1, with or without a padding row, 2 beams with any parents, one page.
 
 The narrow grid, for longer traces: one latent layer (no window, or one of 2 tokens), one nvfp4 attention layer or one
-short convolution; 1 to 3 slots; requests 0 and 1 one at a time, 1 or 2 tokens (1 in a rewind), texts 0 and 8, all
+short convolution; 1 to 3 slots; requests 0 and 1 one at a time, 1 or 2 tokens, texts 0 and 8, all
 waiting tokens in a step, no padding, forks without changes of parents.
 """
 
@@ -91,5 +91,5 @@ def _is_narrow(operation: Operation) -> bool:
     if operation.kind == "step":
         return operation.a in (1, 2) and operation.b == operation.c == 0
     if operation.kind in ("extend", "rewind"):
-        return operation.b <= (2 if operation.kind == "extend" else 1)
+        return operation.b <= 2
     return operation.kind != "reorder"

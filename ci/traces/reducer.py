@@ -9,6 +9,7 @@ is random, and no clock is read.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -16,18 +17,24 @@ import msgspec
 
 from ...model.errors import SpecError
 from ...model.spec import CacheSpec
-from ...sim.cache.trace import ARGUMENTS, Operation, Trace
+from ...sim.cache.trace import ARGUMENTS, Operation, Trace, requests_of
 from ..reducer import reduce_spec
-from .grid import grid_operations, grid_specs
+from .grid import SLOTS, grid_operations, grid_specs
 from .simplicity import trace_key
 
-MAX_CHECKS = 60_000
+MAX_CHECKS = 100_000
 MAX_SPEC_CHECKS = 400
 """Specs tried for a trace that fails on none of the grid."""
 SMALL = (0, 1, 2, 3)
 """Values that an argument is changed to."""
 MAX_CHANGED = 10
 """Operations of a trace up to which they are changed as well as dropped and lowered."""
+MAX_DROPPED = 14
+"""Operations of a trace up to which several are dropped at once, under another number of slots."""
+
+
+MAX_PAIRED = 5
+"""Operations of a trace up to which two are changed to make up for one that is dropped."""
 
 
 class TraceReduction(msgspec.Struct, frozen=True):
@@ -75,25 +82,38 @@ class _Search:
             return False
 
 
-def reduce_trace(trace: Trace, fails: Callable[[Trace], bool], *, max_checks: int = MAX_CHECKS) -> TraceReduction:
-    """Return the simplest trace reached from ``trace`` for which ``fails`` is true, after ``max_checks`` calls at most.
+def reduce_trace(
+    trace: Trace, fails: Callable[[Trace], bool], *others: Trace, max_checks: int = MAX_CHECKS
+) -> TraceReduction:
+    """Return the simplest trace reached from ``trace`` for which ``fails`` is true, after ``max_checks`` calls or so.
 
-    Raises ``ValueError`` when ``trace`` itself does not fail.
+    ``others`` are further traces to begin with: each is reduced as far as dropping and lowering goes, and the search
+    goes on from the simplest. Raises ``ValueError`` when ``trace`` itself does not fail.
     """
     if not fails(trace):
         raise ValueError("the trace to reduce does not fail")
-    search = _Search(trace, fails, max_checks)
-    try:
+    searches = [_Search(start, fails, max_checks) for start in (trace, *others)]
+    with contextlib.suppress(_OutOfChecks):
+        for begun in searches:
+            _minimize(begun)
+    search = min(searches, key=lambda begun: begun.key)
+    search.checks = sum(begun.checks for begun in searches)
+    with contextlib.suppress(_OutOfChecks):
+        while _simplify(search) or _own_spec(search):
+            _minimize(search)
+    return TraceReduction(search.trace, search.checks + 1)
+
+
+def _minimize(search: _Search) -> None:
+    """Drop and lower to a fixpoint, simpler specs included where they fail as they are."""
+    while True:
         _drop(search)
         while _lower(search) or _drop_single(search):
             pass
-        while _simplify(search) or _own_spec(search):
-            _drop(search)
-            while _lower(search) or _drop_single(search):
-                pass
-    except _OutOfChecks:
-        pass
-    return TraceReduction(search.trace, search.checks + 1)
+        operations = search.trace.operations
+        simpler = [spec for spec in grid_specs() if trace_key(Trace(spec=spec, operations=operations)) < search.key]
+        if not any(search.offer(operations, spec) for spec in simpler):
+            return
 
 
 def _drop(search: _Search) -> None:
@@ -141,8 +161,9 @@ def _exchanged(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, .
 
 def _renumbered(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
     """Yield the operations with one request, or one text, given a smaller number from some place on."""
-    requests = sorted({entry.a for entry in operations if ARGUMENTS[entry.kind][:1] == ("request",)})
-    for old in requests:
+    requests = {entry.a for entry in operations if ARGUMENTS[entry.kind][:1] == ("request",)}
+    requests.update(*(requests_of(entry.a) for entry in operations if entry.kind == "step"))
+    for old in sorted(requests):
         for new in range(old):
             for place in range(len(operations)):
                 changed = [_with_request(entry, old, new) for entry in operations[place:]]
@@ -150,12 +171,14 @@ def _renumbered(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, 
     texts = sorted({entry.c for entry in operations if entry.kind == "admit"})
     for old in texts:
         for new in range(old):
-            yield tuple(
-                [
-                    Operation("admit", entry.a, entry.b, new) if entry.kind == "admit" and entry.c == old else entry
-                    for entry in operations
-                ]
-            )
+            yield tuple([_with_text(entry, old, new) for entry in operations])
+
+
+def _with_text(operation: Operation, old: int, new: int) -> Operation:
+    """Return ``operation`` with the texts ``old`` and ``new`` exchanged."""
+    if operation.kind != "admit":
+        return operation
+    return _with_argument(operation, 2, {old: new, new: old}.get(operation.c, operation.c))
 
 
 def _with_request(operation: Operation, old: int, new: int) -> Operation:
@@ -176,9 +199,7 @@ def _lowered(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...
         for argument, value in enumerate((entry.a, entry.b, entry.c)):
             for lower in dict.fromkeys([*range(min(value, 4)), value >> 1, value - 1]):
                 if 0 <= lower < value:
-                    values = [entry.a, entry.b, entry.c]
-                    values[argument] = lower
-                    changed = Operation(entry.kind, *values)
+                    changed = _with_argument(entry, argument, lower)
                     yield (*operations[:place], changed, *operations[place + 1 :])
 
 
@@ -203,11 +224,12 @@ def _simplify(search: _Search) -> bool:
     """Try simpler specs, then other operations; say whether anything helped."""
     operations = search.trace.operations
     simpler = [spec for spec in grid_specs() if trace_key(Trace(spec=spec, operations=operations)) < search.key]
-    if any(search.offer(operations, spec) for spec in simpler):
+    if len(operations) <= MAX_DROPPED and _drop_and_resize(search):
         return True
     if len(operations) > MAX_CHANGED:
         return False
-    changed = list(_changed(operations))
+    changed = [*_changed(operations), *_lowered(operations)]
+    simpler += _fewer_slots(search.trace.spec)
     if any(search.offer(candidate, spec) for spec in simpler for candidate in changed):
         return True
     if any(search.offer(candidate) for candidate in _replaced(operations)):
@@ -215,23 +237,67 @@ def _simplify(search: _Search) -> bool:
     return _shorten(search)
 
 
+def _alike(spec: CacheSpec) -> list[CacheSpec]:
+    """Return a spec, and those that differ in slots and tokens per block alone: of the grid, or with fewer slots."""
+    alike = [other for other in grid_specs() if other.layers == spec.layers and other != spec]
+    return [spec, *alike, *_fewer_slots(spec)]
+
+
+def _fewer_slots(spec: CacheSpec) -> list[CacheSpec]:
+    """Return ``spec`` with fewer slots, for a spec that has more than any of the grid."""
+    slots = spec.slots or 1
+    return [msgspec.structs.replace(spec, slots=count) for count in range(1, slots)] if slots > SLOTS[-1] else []
+
+
+def _drop_and_resize(search: _Search) -> bool:
+    """Drop up to three operations under another number of slots or tokens per block; say whether that helped."""
+    operations = search.trace.operations
+    alike = _alike(search.trace.spec)
+    for count in (1, 2, 3) if len(operations) <= MAX_CHANGED else (1, 2):
+        for dropped in itertools.combinations(range(len(operations)), count):
+            rest = tuple([entry for place, entry in enumerate(operations) if place not in dropped])
+            if any(search.offer(candidate, spec) for candidate in (rest, *_scaled(rest)) for spec in alike):
+                return True
+    return False
+
+
+def _scaled(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    """Yield the operations with all extensions and rewinds by one number of tokens made ones by another."""
+    counts = {entry.b for entry in operations if entry.kind in ("extend", "rewind")}
+    for old in sorted(counts):
+        for new in SMALL[1:]:
+            if new != old:
+                yield tuple(
+                    [
+                        _with_argument(entry, 1, new)
+                        if entry.kind in ("extend", "rewind") and entry.b == old
+                        else entry
+                        for entry in operations
+                    ]
+                )
+
+
 def _shorten(search: _Search) -> bool:
     """Drop one operation and make up for it: another number of slots or tokens, other arguments, other requests."""
-    operations, spec = search.trace.operations, search.trace.spec
-    alike = [other for other in grid_specs() if other.layers == spec.layers]
-    for drop in range(len(operations)):
-        rest = operations[:drop] + operations[drop + 1 :]
-        variants = [rest, *_renumbered(rest), *_raised(rest)]
-        for candidate in variants:
-            if any(search.offer(candidate, other) for other in (spec, *alike)):
+    operations = search.trace.operations
+    alike = _alike(search.trace.spec)
+    rests = [operations[:drop] + operations[drop + 1 :] for drop in range(len(operations))]
+    variants = [candidate for rest in rests for candidate in (rest, *_renumbered(rest), *_raised(rest))]
+    if any(search.offer(candidate, other) for candidate in variants for other in alike):
+        return True
+    for candidate in variants:
+        changed = list(_changed(candidate))
+        if any(search.offer(other, alike_spec) for other in changed for alike_spec in alike):
+            return True
+    if len(operations) > MAX_PAIRED:
+        return False
+    for candidate in variants:
+        for once in _changed(candidate):
+            if any(search.offer(twice) for twice in _changed(once)):
                 return True
-        for candidate in variants:
-            changed = list(_changed(candidate))
-            if any(search.offer(other) for other in changed):
-                return True
-            if candidate is rest and any(search.offer(twice) for other in changed for twice in _changed(other)):
-                return True
-            if any(search.offer(other, alike_spec) for alike_spec in alike for other in changed):
+    for rest in rests:
+        for once in _replaced(rest):
+            if search.offer(once) or any(search.offer(twice) for twice in _changed(once)):
                 return True
     return False
 
@@ -249,8 +315,15 @@ def _changed(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...
         for argument in range(len(ARGUMENTS[entry.kind])):
             for value in SMALL:
                 if value != values[argument]:
-                    other = Operation(entry.kind, *values[:argument], value, *values[argument + 1 :])
+                    other = _with_argument(entry, argument, value)
                     yield (*operations[:place], other, *operations[place + 1 :])
+
+
+def _with_argument(operation: Operation, argument: int, value: int) -> Operation:
+    """Return ``operation`` with one argument set to ``value``."""
+    values = [operation.a, operation.b, operation.c]
+    values[argument] = value
+    return Operation(operation.kind, *values)
 
 
 def _replaced(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:

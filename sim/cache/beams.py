@@ -54,9 +54,13 @@ def fork(cache: RunningCache, sequence: Sequence, count: int) -> None:
                     cache.hold(page)
             if rest:
                 mine = rows[0][full]
-                row.append(None if mine is None else cache.new_block(cycle))
-                if mine is not None and row[full] is not None:
-                    cache.copy_tokens(cycle, mine, row[full], rest)  # type: ignore[arg-type]
+                if mine is None:
+                    row.append(None)
+                else:
+                    page = cache.new_block(cycle)
+                    row.append(page)
+                    cache.copy_tokens(cycle, mine, page, rest)
+                    cache.check_copy(cycle, page, sequence.events[0][full * cache.block_tokens :])
             rows.append(row)
     for cycle in cache.recurrent:
         rows = sequence.blocks[cycle.cycle]

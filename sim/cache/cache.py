@@ -7,7 +7,7 @@ nothing: it raises ``Refused`` before it changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
@@ -375,7 +375,14 @@ class RunningCache:
             target = sequence.blocks[cycle.cycle][0][full]
             if source is not None and target is not None:
                 self.copy_tokens(cycle, source, target, hit.partial_tokens)
+                self.check_copy(cycle, target, hit.partial.events[: hit.partial_tokens] if hit.partial else ())
                 self.release(source)
+
+    def check_copy(self, cycle: CycleGeometry, target: Page, events: Iterable[int]) -> None:
+        """Read a copied block back: every role of every layer must have come along."""
+        wanted = list(events)
+        first = target.slot * cycle.tokens
+        self.shadow.read(cycle, range(first, first + len(wanted)), wanted, f"a look at the copy in slot {target.slot}")
 
     def match(self, sequence: Sequence) -> Hit:
         """Return the longest published prefix of a prompt that leaves at least its last token to compute."""
