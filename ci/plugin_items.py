@@ -33,7 +33,7 @@ from ..sim.registry import resolve
 from ..sim.spec_words import describe_spec
 from ..sim.verdict import judge
 from .campaign import ChunkResult, Options, merge_hits, run_chunk
-from .cases import Case, case_allocator, case_files, load_case
+from .cases import Case, case_allocator, case_files, load_case, spec_of
 from .determinism import CHUNK_EXAMPLES, chunk_sizes
 from .profiles import Profile, profile_named
 from .reduction import Fault, Reduction
@@ -215,7 +215,7 @@ class CaseItem(pytest.Item):
             again = f"kvsan check {os.path.relpath(self._path)}"
             if _is_own(self._allocator):
                 again += f" --allocator {self._allocator}"
-            lines = [*described(faults), f"spec: {spelled(case.input)}", f"run again: {printable(again)}"]
+            lines = [*described(faults), f"spec: {spelled(spec_of(case))}", f"run again: {printable(again)}"]
             raise pytest.fail.Exception("\n".join(lines), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:

@@ -42,12 +42,14 @@ class TraceReplayed(msgspec.Struct, frozen=True):
     """What memory says of one trace.
 
     ``digest`` is the BLAKE2b-128 of all bytes at the end of every pass; ``refused`` counts operations that the cache
-    refused, ``records`` what was carried out in each pass, ``marks`` the whole-memory comparisons.
+    refused, ``size_bytes`` is the memory of pools and tiers,
+    ``records`` what was carried out in each pass, ``marks`` the whole-memory comparisons.
     """
 
     digest: str
     findings: tuple[Finding, ...]
     refused: int
+    size_bytes: int
     records: int
     launches: int
     marks: int
@@ -86,8 +88,8 @@ def replay_trace(
         for mark in waiting:
             findings.extend(memory.compare(mark, digit, trace))
         memory.update(state, digit)
-    launches = len(groups) * digits
-    return TraceReplayed(state.hexdigest(), _first(findings), refused, len(records), launches, len(marks))
+    launches, size = len(groups) * digits, int(memory.sizes.sum())
+    return TraceReplayed(state.hexdigest(), _first(findings), refused, size, len(records), launches, len(marks))
 
 
 def _simulate(cache: RunningCache, trace: Trace, mark_every: int) -> tuple[int, list[_Mark]]:

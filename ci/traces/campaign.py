@@ -36,11 +36,11 @@ from .simplicity import size, trace_key
 CHUNK_TRACES: Final = 50
 """Traces of one chunk."""
 STARTS: Final = 4
-"""Failing traces of one rule that a reduction begins with: a single one may lead to a trace that is small, not least."""
+"""Failing traces of one rule that a reduction begins with: a single one may lead to a small trace, not the least."""
 
 
 class TraceHit(msgspec.Struct, frozen=True):
-    """A trace that breaks ``rule``: its number from 1, the operations run up to there, and the file that holds it."""
+    """A trace that breaks ``rule``: its number from 1, the operations run up to there, and its file."""
 
     rule: str
     example: int
