@@ -17,12 +17,13 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ..sim.cache.cache import RunningCache
 from ..sim.cache.managers import running_cache
-from ..sim.cache.records import Memory, Record, digit_of
+from ..sim.cache.records import Record, digit_of
 from ..sim.cache.refusal import Refused
-from ..sim.cache.shadow import Shadow
+from ..sim.cache.shadow import Shadow, image_of
 from ..sim.cache.trace import Trace, words
 from ..sim.finding import Finding, Where
 from ..sim.registry import Allocator
@@ -56,11 +57,11 @@ class TraceReplayed(msgspec.Struct, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """A point between records: how many come before, after which operation, and what memory must hold there."""
+    """A point between records: how many come before, after which operation, and whose every byte is there."""
 
     records: int
     operation: int
-    images: tuple[Memory, ...]
+    tags: NDArray[np.int64]
 
 
 def replay_trace(
@@ -72,8 +73,15 @@ def replay_trace(
     """
     cache = running_cache(trace.spec, allocator, record=True)
     refused, marks = _simulate(cache, trace, mark_every)
-    records = cache.shadow.records or []
-    digits = _digits(records)
+    recorded = cache.shadow.records or []
+    owners = _owners(recorded)
+    records = [
+        msgspec.structs.replace(record, owner=int(np.searchsorted(owners, record.owner)) + 1)
+        if record.kind in ("write", "read")
+        else record
+        for record in recorded
+    ]
+    digits = max(1, len(owners).bit_length() + 7 >> 3)
     memory = _TraceMemory(device, cache)
     groups = list(_groups(records, {mark.records for mark in marks}))
     findings: list[Finding] = []
@@ -84,30 +92,28 @@ def replay_trace(
         for start, group in groups:
             findings.extend(memory.carry_out(group, digit, trace))
             while waiting and waiting[0].records <= start + len(group):
-                findings.extend(memory.compare(waiting.pop(0), digit, trace))
+                findings.extend(memory.compare(waiting.pop(0), owners, digit, trace))
         for mark in waiting:
-            findings.extend(memory.compare(mark, digit, trace))
+            findings.extend(memory.compare(mark, owners, digit, trace))
         memory.update(state, digit)
     launches, size = len(groups) * digits, int(memory.sizes.sum())
     return TraceReplayed(state.hexdigest(), _first(findings), refused, size, len(records), launches, len(marks))
 
 
 def _simulate(cache: RunningCache, trace: Trace, mark_every: int) -> tuple[int, list[_Mark]]:
-    """Run ``trace`` to its end; return the refusals, and the marks with one image per digit that a pass may stamp."""
+    """Run ``trace`` to its end; return the refusals, and the marks."""
     refused = 0
     marks = []
     for number, operation in enumerate(trace.operations):
         refused += isinstance(cache.apply(number, operation), Refused)
         if (number + 1) % mark_every == 0 or number + 1 == len(trace.operations):
-            images = tuple([cache.shadow.image(digit) for digit in range(8)])
-            marks.append(_Mark(len(cache.shadow.records or []), number, images))
+            marks.append(_Mark(len(cache.shadow.records or []), number, cache.shadow.tags.copy()))
     return refused, marks
 
 
-def _digits(records: list[Record]) -> int:
-    """Return the passes that tell all owners of ``records`` apart."""
-    largest = max([record.owner for record in records if record.kind in ("write", "read")], default=0)
-    return max(1, largest.bit_length() + 7 >> 3)
+def _owners(records: list[Record]) -> NDArray[np.int64]:
+    """Return the owner numbers of ``records`` in order; numbered anew from 1 on, fewer passes tell them apart."""
+    return np.unique(np.array([record.owner for record in records if record.kind in ("write", "read")], dtype=np.int64))
 
 
 def _groups(records: list[Record], cuts: set[int]) -> Iterator[tuple[int, list[Record]]]:
@@ -160,7 +166,7 @@ class _TraceMemory:
     def __init__(self, device: Device, cache: RunningCache) -> None:
         self.device = device
         self.anchor = Anchor(device)
-        self.layout = cache.geometry.layout
+        self.geometry = cache.geometry
         empty = Shadow(cache.geometry).image()
         self.keys = list(empty)
         self.start = [empty[key] for key in self.keys]
@@ -222,9 +228,10 @@ class _TraceMemory:
             where=(Where(pool=record.pool, first_byte=byte, last_byte=byte),),
         )
 
-    def compare(self, mark: _Mark, digit: int, trace: Trace) -> Iterator[Finding]:
+    def compare(self, mark: _Mark, owners: NDArray[np.int64], digit: int, trace: Trace) -> Iterator[Finding]:
         """Yield the first byte of every pool and tier that differs from the simulator's image."""
-        for (key, expected), held in zip(mark.images[digit].items(), self._held(), strict=True):
+        numbers = np.where(mark.tags < 0, mark.tags, np.searchsorted(owners, mark.tags) + 1)
+        for (key, expected), held in zip(image_of(self.geometry, numbers, digit).items(), self._held(), strict=True):
             unlike = np.flatnonzero(held != expected)
             if unlike.size:
                 byte = int(unlike[0])
@@ -236,7 +243,7 @@ class _TraceMemory:
                     where=(Where(pool=key[1], first_byte=byte, last_byte=byte),),
                 )
 
-    def _held(self) -> list[np.typing.NDArray[np.uint8]]:
+    def _held(self) -> list[NDArray[np.uint8]]:
         return self.device.download_many([(pool.base, pool.size_bytes) for pool in self.pools])
 
     def update(self, state: hashlib.blake2b, digit: int) -> None:

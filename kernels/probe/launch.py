@@ -79,7 +79,7 @@ def upload(device: Device, table: RowTable) -> list[Uploaded]:
     """Return the classes of ``table`` on ``device``."""
     uploaded = []
     for kind, rows, places in table.classes:
-        block = device.block_words if kind.long_items else device.short_block_words
+        block = _block_words(device, kind, rows)
         ends = tile_ends(kind, rows, block)
         uploaded.append(
             Uploaded(
@@ -87,6 +87,16 @@ def upload(device: Device, table: RowTable) -> list[Uploaded]:
             )
         )
     return uploaded
+
+
+def _block_words(device: Device, kind: RowClass, rows: Integers) -> int:
+    """Return the words of a tile. The interpreter compiles nothing, so there a tile is no larger than its rows."""
+    block = device.block_words if kind.long_items else device.short_block_words
+    if device.kind == "cuda":
+        return block
+    ends = tile_ends(kind, rows, 1)
+    words = rows[:, ITEM] if kind.long_items else np.diff(ends, prepend=0)
+    return max(16, min(block, 1 << int(words.max()).bit_length()))
 
 
 def new_tally(device: Device, count: int) -> Tally:
