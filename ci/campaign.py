@@ -269,7 +269,7 @@ def judge_saved_cases(options: Options, record: Callable[[bytes], None] = lambda
         except SpecError:
             unreadable.append(path.name)
             continue
-        if case.allocator != options.allocator:
+        if case.allocator != options.allocator or not isinstance(case.input, CacheSpec):
             not_run.append(path.name)
             continue
         record(encode_spec(case.input))

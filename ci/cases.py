@@ -30,6 +30,7 @@ import msgspec
 
 from ..model.errors import SpecError, shown, shown_path, without_byte_order_mark
 from ..model.spec import CacheSpec, one_line
+from ..sim.cache.trace import Trace
 from ..sim.rules import RULES
 
 CASE_VERSION: Final = 1
@@ -48,11 +49,11 @@ class FoundRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kvsan", tag="case"):
-    """An input with the allocator that fails on it and what was found; ``input`` is a spec."""
+    """An input with the allocator that fails on it and what was found; ``input`` is a spec, or a trace."""
 
     version: int = CASE_VERSION
     allocator: str
-    input: CacheSpec
+    input: CacheSpec | Trace
     found: tuple[FoundRule, ...] = ()
 
     @property
@@ -68,6 +69,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _DECODER: Final = msgspec.json.Decoder(Case)
+
+
+def encode_input(value: CacheSpec | Trace) -> bytes:
+    """Return the canonical JSON text of a case's input."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def spec_of(case: Case) -> CacheSpec:
+    """Return the spec that a case is about; raise ``SpecError`` for a case of another kind."""
+    if not isinstance(case.input, CacheSpec):
+        raise SpecError("input", "found a trace of a running cache, needs the case of a spec")
+    return case.input
 
 
 def encode_case(case: Case) -> bytes:

@@ -25,13 +25,15 @@ import pytest
 
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec
+from ..sim.cache.names import layout_allocator
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding, Where
 from ..sim.limits import limits_of
 from ..sim.registry import resolve
 from ..sim.spec_words import describe_spec
 from ..sim.verdict import judge
 from .campaign import ChunkResult, Options, merge_hits, run_chunk
-from .cases import Case, case_allocator, case_files, load_case
+from .cases import Case, case_allocator, case_files, load_case, spec_of
 from .determinism import CHUNK_EXAMPLES, chunk_sizes
 from .profiles import Profile, profile_named
 from .reduction import Fault, Reduction
@@ -213,7 +215,7 @@ class CaseItem(pytest.Item):
             again = f"kvsan check {os.path.relpath(self._path)}"
             if _is_own(self._allocator):
                 again += f" --allocator {self._allocator}"
-            lines = [*described(faults), f"spec: {spelled(case.input)}", f"run again: {printable(again)}"]
+            lines = [*described(faults), f"spec: {spelled(spec_of(case))}", f"run again: {printable(again)}"]
             raise pytest.fail.Exception("\n".join(lines), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
@@ -239,7 +241,7 @@ def _permitted(case: Case, given: tuple[str, ...]) -> str:
 
 def _load(allocator: str) -> None:
     try:
-        resolve(allocator)
+        resolve(layout_allocator(allocator))
     except SystemExit:
         raise SpecError("allocator", f"cannot import {shown(allocator)}: it left the process (SystemExit)") from None
 
@@ -247,6 +249,11 @@ def _load(allocator: str) -> None:
 def faults_of_case(case: Case, allocator: str) -> list[Finding]:
     """Return what is still wrong with a case: the rules it was saved for, and others outside known limits."""
     saved = {entry.rule for entry in case.found}
+    if isinstance(case.input, Trace):
+        from .traces.judging import judge_trace
+
+        judged = judge_trace(case.input, allocator)
+        return [fault for fault in judged.faults if fault.rule in saved or fault.rule not in judged.excused]
     faults = judge(case.input, allocator).faults
     excused = {rule for limit in limits_of(allocator) if limit.matches(case.input) for rule in limit.rules}
     return [fault for fault in faults if fault.rule in saved or fault.rule not in excused]

@@ -10,7 +10,9 @@ from .options import Json
 
 
 def bench(
-    what: Annotated[str, typer.Argument(metavar="check|fuzz|replay", help="What to measure.", show_default=False)],
+    what: Annotated[
+        str, typer.Argument(metavar="check|fuzz|traces|replay", help="What to measure.", show_default=False)
+    ],
     config: Annotated[
         str | None, typer.Option("--config", metavar="CONFIG", help="check: the reference case's config.json.")
     ] = None,
@@ -25,7 +27,7 @@ def bench(
     layouts: Annotated[str, typer.Option("--layouts", metavar="N", help="replay: small layouts to replay.")] = "6000",
     json: Json = False,
 ) -> int:
-    """Measure what a check costs, how quickly the fuzzer finds the shipped faults, or how fast layouts are replayed."""
+    """Measure what a check or an operation of a trace costs, how soon faults are found, or how fast layouts replay."""
     if what == "replay":
         from .bench_replay import bench_replay
 

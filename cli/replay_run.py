@@ -14,13 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from ..ci.cases import case_files
-from ..ci.replay.messages import Answer
+from ..ci.replay.messages import Answer, TraceWork
 from ..ci.replay.supervisor import Crash, Options, Supervisor
 from ..ci.replay.verdict import disagreements
 from ..model.errors import SpecError, require_choice, shown, shown_path
 from ..model.spec import CacheSpec
+from ..sim.cache.names import layout_allocator
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding
 from ..sim.layout import Layout
+from ..sim.registry import resolve
 from ..sim.rejection import Rejected
 from .allocator_choice import choose_allocator
 from .deployment import Given, deploy_model, read_deployment, read_model
@@ -36,7 +39,7 @@ class Subject(msgspec.Struct, frozen=True):
     """A case to replay: its path as given, and the spec with its allocator, or why it is refused."""
 
     path: str
-    spec: CacheSpec | None
+    spec: CacheSpec | Trace | None
     allocator: NamedAllocator | None
     refusal: str | None = None
 
@@ -147,12 +150,19 @@ def _subjects(paths: list[Path], allocator: str | None) -> Iterator[Subject]:
 def _subject(path: Path, allocator: str | None) -> Subject:
     saved = read_saved_case(str(path), allocator)
     if saved is not None:
-        if not isinstance(saved.case.input, CacheSpec):
-            raise SpecError(shown_path(path), "a case of another kind, needs one with a spec")
+        if isinstance(saved.case.input, Trace):
+            return Subject(str(path), saved.case.input, _cache_of(saved.allocator))
         return Subject(str(path), saved.case.input, choose_allocator(saved.allocator, saved.case.input))
     given: Given = {}
     loaded = deploy_model(read_model(str(path)), read_deployment(given), given, str(path))
     return Subject(str(path), loaded.spec, choose_allocator(allocator, loaded.spec))
+
+
+def _cache_of(allocator: str) -> NamedAllocator:
+    """Return the allocator of a running cache; the process that replays it knows it by its name."""
+    if ":" in allocator and not allocator.startswith("fault:"):
+        raise SpecError("--allocator", f"found {shown(allocator)}: traces of own allocators cannot be replayed")
+    return NamedAllocator(allocator, resolve(layout_allocator(allocator)), False)
 
 
 def _replayed(supervisor: Supervisor, subjects: Iterator[Subject], static: bool) -> Iterator[Replay]:
@@ -160,27 +170,29 @@ def _replayed(supervisor: Supervisor, subjects: Iterator[Subject], static: bool)
     before: list[list[Replay]] = [[]]
     laid: list[Subject] = []
 
-    def layouts() -> Iterator[Layout]:
+    def works() -> Iterator[Layout | TraceWork]:
         for subject in subjects:
-            layout = _layout(subject, before[-1])
-            if layout is not None:
+            work = _work(subject, before[-1])
+            if work is not None:
                 laid.append(subject)
                 before.append([])
-                yield layout
+                yield work
 
     place = 0
-    for place, result in enumerate(supervisor.replay(layouts()), 1):
+    for place, result in enumerate(supervisor.replay(works()), 1):
         yield from before[place - 1]
         yield _replay(laid[place - 1], result, static)
     yield from before[place] if place < len(before) else []
 
 
-def _layout(subject: Subject, without: list[Replay]) -> Layout | None:
-    """Return the layout of ``subject``; where there is none, add why to ``without``."""
+def _work(subject: Subject, without: list[Replay]) -> Layout | TraceWork | None:
+    """Return the layout or trace of ``subject``; where there is none, add why to ``without``."""
     if subject.spec is None or subject.allocator is None:
         without.append(Replay(subject.path, "", "refused", None, (), subject.refusal))
         return None
     name = subject.allocator.name
+    if isinstance(subject.spec, Trace):
+        return TraceWork(subject.spec, name)
     try:
         return laid_out(subject.spec, subject.allocator)
     except Rejected as rejection:

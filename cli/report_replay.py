@@ -33,7 +33,7 @@ def report_replays(console: Console, replays: list[Replay], document: dict[str, 
         if replay.status == "findings" and len(replay.findings) > len(shown):
             console.print(f"    and {len(replay.findings) - len(shown)} more", markup=False)
         for note in replay.notes:
-            if "fewer slots" in note:
+            if "fewer slots" in note or "operations" in note:
                 console.print(f"    {printable_line(note)}", markup=False)
     counts = summary(replays)
     parts = [f"{count:,} {status}" for status, count in sorted(counts.items())]

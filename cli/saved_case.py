@@ -24,10 +24,13 @@ class SavedCase(msgspec.Struct, frozen=True):
 
         A case that names no rule fails with any. Refusing a spec outside of what an allocator supports is no failure.
         """
-        found = [entry.rule for entry in self.case.found]
         refusal = examination.rejection
         rightful = refusal is not None and not refusal.supported and refusal.rule == "rejected"
-        now = [] if rightful else examination.rules
+        return self.outcome_of([] if rightful else examination.rules)
+
+    def outcome_of(self, now: list[str]) -> dict[str, Any]:
+        """Return what became of the case, which breaks the rules ``now``."""
+        found = [entry.rule for entry in self.case.found]
         still_fails = bool(set(found) & set(now)) if found else bool(now)
         return {"path": self.path, "rules": found, "rules_now": now, "still_fails": still_fails}
 

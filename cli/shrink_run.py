@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ..ci.cases import Case, FoundRule, add_case, case_allocator, load_case, require_folder
+from ..ci.cases import Case, FoundRule, add_case, case_allocator, load_case, require_folder, spec_of
 from ..ci.reducer import reduce_spec
 from ..ci.simplicity import size
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding
 from ..sim.limits import faults_outside_limits, limits_of
 from ..sim.registry import resolve
@@ -31,6 +32,10 @@ def shrink_case(path: str, allocator: str | None, rule: str | None, output: str 
     folder = Path(path).parent if output is None else Path(output)
     require_folder(folder, "--output")
     import_from_here()
+    if isinstance(case.input, Trace):
+        from .shrink_trace import shrink_trace_case
+
+        return shrink_trace_case(path, case, case.input, name, rule, folder, json)
     with stdout_kept():
         shrinking = _Shrinking(case, name, rule)
         if shrinking.rule is not None:
@@ -52,7 +57,7 @@ class _Shrinking:
     def __init__(self, case: Case, name: str, rule: str | None) -> None:
         try:
             self._allocator = resolve(name)
-            faults = judge(case.input, self._allocator).faults
+            faults = judge(spec_of(case), self._allocator).faults
         except SpecError as error:
             problem = error.problem if error.field == "allocator" else str(error)
             raise SpecError("--allocator", f"{shown(name)}: {problem}") from None
@@ -60,12 +65,12 @@ class _Shrinking:
         if rule is not None and messages and rule not in messages:
             broken = ", ".join(messages)
             raise SpecError("--rule", f"{name} does not break {rule!r} on this case, it breaks {broken}")
-        self.spec, self.checks = case.input, 0
+        self.spec, self.checks = spec_of(case), 0
         wanted = rule or next((entry.rule for entry in case.found if entry.rule in messages), None)
         self.rule = next(iter(messages), None) if wanted not in messages else wanted
         self.message = messages.get(self.rule or "", "")
         self._limits = limits_of(name)
-        if self.rule not in [fault.rule for fault in self._faults(case.input)]:
+        if self.rule not in [fault.rule for fault in self._faults(self.spec)]:
             self._limits = ()
 
     def _faults(self, spec: CacheSpec) -> list[Finding]:
@@ -95,7 +100,7 @@ class _Shrinking:
 
 
 def _report(shrinking: _Shrinking, case: Case, allocator: str, saved: Path, interrupted: bool, json: bool) -> None:
-    before, after = size(case.input), size(shrinking.spec)
+    before, after = size(spec_of(case)), size(shrinking.spec)
     if json:
         write_json(
             {

@@ -10,15 +10,20 @@ import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...kernels.device import Device, open_device
 from ...kernels.replay import Replayed, Replayer
+from ...kernels.traces import replay_trace
 from ...model.errors import SpecError
 from ...sim.arena.findings import MEMORY_RULES
+from ...sim.cache.run import run_trace
 from ...sim.checking import check
-from .messages import TASKS, Answer, Done, Failed, Gone, Hello, Task, receive, send
+from ...sim.rejection import Rejected
+from .messages import TASKS, Answer, Done, Failed, Gone, Hello, LayoutWork, Task, TraceWork, receive, send
 
+TRACE_MEMORY_RULES = ("freshness",)
+"""What of a trace memory can show: bytes that their reader did not write. The others are about bookkeeping."""
 PACKAGES = ("torch", "triton", "cupy-cuda12x", "cupy-cuda13x", "numpy")
 
 
@@ -39,8 +44,8 @@ def main(arguments: Sequence[str], opened: Callable[[str], Device] = open_device
     try:
         while True:
             tasks = receive(work, TASKS)
-            for task, replayed in zip(tasks, replayer.replay(task.layout for task in tasks), strict=True):
-                send(answers, _answer(task, replayed))
+            for answer in _answers(replayer, tasks):
+                send(answers, answer)
             send(answers, Done())
     except Gone:
         return 0
@@ -60,10 +65,38 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _answer(task: Task, replayed: Replayed) -> Answer:
+def _answers(replayer: Replayer, tasks: list[Task]) -> Iterator[Answer]:
+    """Yield the answers to ``tasks``: to the layouts, which share launches, then to the traces."""
+    layouts = [(task.number, task.work.layout) for task in tasks if isinstance(task.work, LayoutWork)]
+    for (number, _), replayed in zip(layouts, replayer.replay(layout for _, layout in layouts), strict=True):
+        yield _answer(number, replayed)
+    for task in tasks:
+        if isinstance(task.work, TraceWork):
+            yield _trace_answer(replayer.device, task.number, task.work)
+
+
+def _trace_answer(device: Device, number: int, work: TraceWork) -> Answer:
+    try:
+        replayed = replay_trace(device, work.trace, work.allocator)
+    except (SpecError, Rejected) as error:
+        return Answer(number, None, (), str(error), (), (), True, 0)
+    broken = run_trace(work.trace, work.allocator, to_end=True).rules
+    return Answer(
+        number=number,
+        digest=replayed.digest,
+        findings=replayed.findings,
+        refusal=None,
+        notes=(f"{len(work.trace.operations)} operations, {replayed.refused} refused; {replayed.records} accesses",),
+        static_rules=tuple([rule for rule in TRACE_MEMORY_RULES if rule in broken]),
+        compared_on_host=True,
+        size_bytes=replayed.size_bytes,
+    )
+
+
+def _answer(number: int, replayed: Replayed) -> Answer:
     broken = {finding.rule for finding in check(replayed.layout, allocated=True)} if replayed.refusal is None else set()
     return Answer(
-        number=task.number,
+        number=number,
         digest=replayed.digest,
         findings=replayed.findings,
         refusal=replayed.refusal,

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from ...sim.cache.trace import Trace
 from ...sim.finding import Finding
 from ...sim.layout import Layout
 
@@ -16,11 +17,24 @@ _LENGTH_BYTES: Final = 8
 _MAX_READ: Final = 1 << 20
 
 
+class TraceWork(msgspec.Struct, frozen=True, tag=True):
+    """A trace, and the allocator (by name) whose running cache carries it out."""
+
+    trace: Trace
+    allocator: str
+
+
+class LayoutWork(msgspec.Struct, frozen=True, tag=True):
+    """A layout."""
+
+    layout: Layout
+
+
 class Task(msgspec.Struct, frozen=True):
-    """A layout to be replayed; ``number`` tells its answer apart."""
+    """A layout or a trace to be replayed; ``number`` tells its answer apart."""
 
     number: int
-    layout: Layout
+    work: LayoutWork | TraceWork
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -31,10 +45,10 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """What memory says of one layout; see ``kvsan.kernels.replay.Replayed``.
+    """What memory says of one layout or trace; see ``kvsan.kernels.replay.Replayed`` and ``traces.TraceReplayed``.
 
-    ``static_rules`` are the rules of memory that the static check breaks on the same layout, ``size_bytes`` what its
-    pools take.
+    ``static_rules`` are the rules of memory that the simulator breaks on the same input, ``size_bytes`` what its pools
+    take.
     """
 
     number: int

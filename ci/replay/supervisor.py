@@ -21,7 +21,21 @@ import msgspec
 from ...model.errors import SpecError
 from ...sim.finding import Finding
 from ...sim.layout import Layout
-from .messages import FRAMES, Answer, Done, Failed, Frame, Gone, Hello, Late, Task, receive, send
+from .messages import (
+    FRAMES,
+    Answer,
+    Done,
+    Failed,
+    Frame,
+    Gone,
+    Hello,
+    Late,
+    LayoutWork,
+    Task,
+    TraceWork,
+    receive,
+    send,
+)
 
 START_SECONDS: Final = 300
 """How long a child may take to open its device: imports and the driver's start included."""
@@ -173,9 +187,11 @@ class Supervisor:
         for child in self.children:
             child.kill()
 
-    def replay(self, layouts: Iterable[Layout]) -> Iterator[Answer | Crash]:
-        """Yield what memory says of ``layouts``, in their order; ``layouts`` are asked for as they are needed."""
-        tasks = (Task(number, layout) for number, layout in enumerate(layouts))
+    def replay(self, works: Iterable[Layout | TraceWork]) -> Iterator[Answer | Crash]:
+        """Yield what memory says of ``works``, in their order; they are asked for as they are needed."""
+        tasks = (
+            Task(number, LayoutWork(work) if isinstance(work, Layout) else work) for number, work in enumerate(works)
+        )
         batches = _batches(tasks, BATCH_LAYOUTS[self.options.device])
         if self.options.workers == 1:
             for batch in batches:

@@ -7,9 +7,9 @@ from typing import Final
 from ...sim.finding import Finding
 from .messages import Answer
 
-STATIC_ONLY: Final = frozenset({"int32", "sentinel", "bounds"})
+STATIC_ONLY: Final = frozenset({"int32", "sentinel", "bounds", "freshness"})
 """Rules that the static check may break where memory shows nothing: page indices that overflow before memory runs out,
-sentinels outside of every pool, and cells outside of a page whose bytes belong to nobody."""
+sentinels outside of every pool, pools too small for slots that nobody uses, and stale bytes that were never read."""
 
 
 def disagreements(answer: Answer) -> tuple[Finding, ...]:

@@ -19,6 +19,7 @@ from . import (
     peer,
     record_layout,
     rejections,
+    running,
     sentinel,
     stride,
 )
@@ -44,4 +45,12 @@ RULES: tuple[Rule, ...] = (
     follows_dense.RULE,
     rejections.REJECTED,
     rejections.UNEXPLAINED,
+    running.NAMESPACE,
+    running.CAPACITY,
+    running.CONSERVATION,
+    running.REFCOUNT,
+    running.IN_FLIGHT,
+    running.FRESHNESS,
+    running.WINDOW,
+    running.CACHE_KEY,
 )

@@ -32,7 +32,7 @@ from kvsan.sim.rejection import Rejected
 from kvsan.strategies import cache_specs, raw_layouts
 
 replace = msgspec.structs.replace
-MEMORY_FAULTS = [fault for fault in FAULTS if fault.name != "fault:bare-assert"]
+MEMORY_FAULTS = [fault for fault in FAULTS if fault.kind == "layout" and fault.name != "fault:bare-assert"]
 SMALL = 1 << 20
 
 

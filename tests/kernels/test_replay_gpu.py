@@ -108,7 +108,7 @@ def test_raw_layouts_sound_and_unsound_look_as_in_the_arena(gpu: Device) -> None
 
 def test_faults_are_caught_by_memory_alone(gpu: Device) -> None:
     layouts = []
-    for fault in FAULTS:
+    for fault in [fault for fault in FAULTS if fault.kind == "layout"]:
         for spec in (replace(fault.minimum, slots=3), fault.minimum):
             try:
                 layouts.append(allocate(spec, fault.name))
