@@ -31,6 +31,7 @@ _SINKS: Final = AttentionLayer(kv_heads=1, head_dim=8, window=4, sink_tokens=2)
 _LATENT: Final = LatentLayer(latent_dim=8)
 _LATENT_WINDOW: Final = LatentLayer(latent_dim=8, window=2)
 _SCALED: Final = AttentionLayer(kv_heads=1, head_dim=16, kv_format=ElementFormat.NVFP4)
+_BLOCKS: Final = AttentionLayer(kv_heads=1, head_dim=16)
 _SPARSE: Final = AttentionLayer(
     kv_heads=1, head_dim=8, side_planes=(SidePlane(role=INDEX_KEY, dim=8, format=ElementFormat.BF16),)
 )
@@ -54,7 +55,7 @@ LAYERS: Final[tuple[tuple[Layer, ...], ...]] = (
     (_SPARSE, _SPARSE),
 )
 """The layers of the worlds, simplest first."""
-DRAFTS: Final = (Draft(), Draft(mode="separate", layers=(_FULL,)))
+DRAFTS: Final = (Draft(), Draft(mode="separate", layers=(_BLOCKS,)))
 
 
 class World(msgspec.Struct, frozen=True):
@@ -71,9 +72,9 @@ def worlds_for(allocator: str) -> tuple[World, ...]:
     Raises ``SpecError`` where there is none.
     """
     found = []
-    for layers in LAYERS:
+    for layers, kv_format in (*((layers, ElementFormat.BF16) for layers in LAYERS), ((_BLOCKS,), ElementFormat.NVFP4)):
         for draft in DRAFTS:
-            spec = CacheSpec(layers=layers, tokens_per_block=1, slots=1, draft=draft)
+            spec = CacheSpec(layers=layers, kv_format=kv_format, tokens_per_block=1, slots=1, draft=draft)
             try:
                 cycles = running_cache(spec, allocator).geometry.cycles
             except Rejected as refusal:

@@ -36,7 +36,8 @@ from .simplicity import size, trace_key
 CHUNK_TRACES: Final = 50
 """Traces of one chunk."""
 STARTS: Final = 4
-"""Failing traces of one rule that a reduction begins with: a single one may lead to a small trace, not the least."""
+"""Failing traces of one rule kept of each chunk; a reduction begins with up to twice as many, because a single one may
+lead to a trace that is small, and not the smallest."""
 
 
 class TraceHit(msgspec.Struct, frozen=True):
@@ -280,7 +281,7 @@ def _settle(hits: list[TraceHit], options: Options, *, reduce: bool) -> tuple[Tr
     The reduction begins with the smallest few of the traces that were found.
     """
     hit = hits[0]
-    starts = sorted(hits[: 2 * STARTS], key=lambda entry: trace_key(entry.trace))[:STARTS]
+    starts = sorted(hits[: 2 * STARTS], key=lambda entry: trace_key(entry.trace))
     best = [starts[0]]
 
     def fails(candidate: Trace) -> bool:

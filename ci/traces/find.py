@@ -52,7 +52,7 @@ def find_fault(fault: Fault, seed: int, *, max_traces: int = MAX_TRACES, reduce:
     starts.sort(key=trace_key)
     if not reduce:
         return FoundFault(starts[0], first_trace, first_operation, seconds)
-    reduced = reduce_trace(starts[0], lambda candidate: shows_trace(fault, candidate), *starts[1:STARTS]).trace
+    reduced = reduce_trace(starts[0], lambda candidate: shows_trace(fault, candidate), *starts[1:]).trace
     return FoundFault(reduced, first_trace, first_operation, seconds)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ...model.errors import SpecError
 from ...model.spec import CacheSpec
-from ...sim.cache.trace import ARGUMENTS, Operation, Trace, requests_of
+from ...sim.cache.trace import ARGUMENTS, MAX_ARGUMENT, Operation, Trace, requests_of
 from ..reducer import reduce_spec
 from .grid import SLOTS, grid_operations, grid_specs
 from .simplicity import trace_key
@@ -33,6 +33,8 @@ MAX_DROPPED = 14
 """Operations of a trace up to which several are dropped at once, under another number of slots."""
 
 
+MAX_ELSEWHERE = 4
+"""Operations of a trace up to which one is dropped under any spec of the grid."""
 MAX_PAIRED = 5
 """Operations of a trace up to which two are changed to make up for one that is dropped."""
 
@@ -55,12 +57,19 @@ class _Search:
         self.trace = trace
         self.key = trace_key(trace)
         self.checks = 0
+        self.strict = False
         self._fails = fails
         self._max_checks = max_checks
         self._passed: set[Trace] = set()
 
     def offer(self, operations: tuple[Operation, ...], spec: CacheSpec | None = None) -> bool:
-        """Take a candidate if it is simpler and fails; say whether it was taken."""
+        """Take a candidate if it is simpler and fails; say whether it was taken.
+
+        A ``strict`` search passes over candidates with an operation that is sure to be refused: the same without it is
+        a candidate as well.
+        """
+        if self.strict and not _plausible(operations):
+            return False
         candidate = Trace(spec=self.trace.spec if spec is None else spec, operations=operations)
         key = trace_key(candidate)
         if key >= self.key or candidate in self._passed:
@@ -102,6 +111,35 @@ def reduce_trace(
         while _simplify(search) or _own_spec(search):
             _minimize(search)
     return TraceReduction(search.trace, search.checks + 1)
+
+
+def _plausible(operations: tuple[Operation, ...]) -> bool:
+    """Say whether no operation is sure to be refused, whatever room there is."""
+    live: set[int] = set()
+    suspended: set[int] = set()
+    flight = 0
+    for operation in operations:
+        kind, request = operation.kind, operation.a
+        if kind == "admit":
+            if request in live or operation.b == 0:
+                return False
+            live.add(request)
+        elif kind == "step":
+            flight += 1
+            if flight > 2 or not any(number in live for number in requests_of(request)):
+                return False
+        elif kind == "complete":
+            flight -= 1
+            if flight < 0:
+                return False
+        elif kind not in ("offload", "onload"):
+            if request not in live or (kind != "free" and (kind == "resume") != (request in suspended)):
+                return False
+            if kind in ("suspend", "resume", "free"):
+                (suspended.add if kind == "suspend" else suspended.discard)(request)
+            if kind == "free":
+                live.discard(request)
+    return True
 
 
 def _minimize(search: _Search) -> None:
@@ -148,8 +186,25 @@ def _drop_single(search: _Search) -> bool:
 def _lower(search: _Search) -> bool:
     """Renumber requests and texts, lower single arguments, exchange neighbours; say whether anything helped."""
     operations = search.trace.operations
-    moves = (_renumbered(operations), _lowered(operations), _exchanged(operations))
+    moves = (_merged(operations), _renumbered(operations), _lowered(operations), _exchanged(operations))
     return any(search.offer(candidate) for candidate in itertools.chain(*moves))
+
+
+def _merged(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    """Yield the operations with an extension made part of the prompt, which earlier steps take up to there."""
+    for place, entry in enumerate(operations):
+        if entry.kind != "extend":
+            continue
+        for first in range(place - 1, -1, -1):
+            prompt = operations[first]
+            if prompt.kind == "admit" and prompt.a == entry.a and prompt.b + entry.b <= MAX_ARGUMENT:
+                between = [
+                    _with_argument(other, 1, prompt.b) if other.kind == "step" and other.b == 0 else other
+                    for other in operations[first + 1 : place]
+                ]
+                longer = _with_argument(prompt, 1, prompt.b + entry.b)
+                yield (*operations[:first], longer, *between, *operations[place + 1 :])
+                break
 
 
 def _exchanged(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
@@ -222,6 +277,14 @@ def _own_spec(search: _Search) -> bool:
 
 def _simplify(search: _Search) -> bool:
     """Try simpler specs, then other operations; say whether anything helped."""
+    search.strict = True
+    try:
+        return _simplified(search)
+    finally:
+        search.strict = False
+
+
+def _simplified(search: _Search) -> bool:
     operations = search.trace.operations
     simpler = [spec for spec in grid_specs() if trace_key(Trace(spec=spec, operations=operations)) < search.key]
     if len(operations) <= MAX_DROPPED and _drop_and_resize(search):
@@ -250,10 +313,10 @@ def _fewer_slots(spec: CacheSpec) -> list[CacheSpec]:
 
 
 def _drop_and_resize(search: _Search) -> bool:
-    """Drop up to three operations under another number of slots or tokens per block; say whether that helped."""
+    """Drop up to three operations, or none, under another number of slots or tokens per block; say whether that helped."""
     operations = search.trace.operations
     alike = _alike(search.trace.spec)
-    for count in (1, 2, 3) if len(operations) <= MAX_CHANGED else (1, 2):
+    for count in (0, 1, 2, 3) if len(operations) <= MAX_CHANGED else (0, 1, 2):
         for dropped in itertools.combinations(range(len(operations)), count):
             rest = tuple([entry for place, entry in enumerate(operations) if place not in dropped])
             if any(search.offer(candidate, spec) for candidate in (rest, *_scaled(rest)) for spec in alike):
@@ -262,7 +325,7 @@ def _drop_and_resize(search: _Search) -> bool:
 
 
 def _scaled(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
-    """Yield the operations with all extensions and rewinds by one number of tokens made ones by another."""
+    """Yield the operations with all extensions and rewinds (or all by one number of tokens) made by another number."""
     counts = {entry.b for entry in operations if entry.kind in ("extend", "rewind")}
     for old in sorted(counts):
         for new in SMALL[1:]:
@@ -280,7 +343,7 @@ def _scaled(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]
 def _shorten(search: _Search) -> bool:
     """Drop one operation and make up for it: another number of slots or tokens, other arguments, other requests."""
     operations = search.trace.operations
-    alike = _alike(search.trace.spec)
+    alike = _alike(search.trace.spec) if len(operations) > MAX_ELSEWHERE else list(grid_specs())
     rests = [operations[:drop] + operations[drop + 1 :] for drop in range(len(operations))]
     variants = [candidate for rest in rests for candidate in (rest, *_renumbered(rest), *_raised(rest))]
     if any(search.offer(candidate, other) for candidate in variants for other in alike):

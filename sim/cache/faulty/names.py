@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from ..cache import RunningCache
-from ..geometry import CycleGeometry
 from ..pages import Page
 from ..sequence import Sequence
 
@@ -21,31 +20,45 @@ class BlockIdIsSlot(RunningCache):
 class WindowMapNotCleared(RunningCache):
     """A window's page is freed through a map from full-attention slots, which is not cleared when they are recycled."""
 
-    def window_map(self) -> dict[int, int]:
-        """Return the map from a full-attention slot to the window's slot beside it."""
-        found: dict[int, int] = self.__dict__.setdefault("full_to_window", {})
+    def window_map(self) -> dict[tuple[int, int], int]:
+        """Return the window's slot beside each full-attention slot, by window life cycle and full slot."""
+        found: dict[tuple[int, int], int] = self.__dict__.setdefault("full_to_window", {})
         return found
 
-    def new_block(self, cycle: CycleGeometry) -> Page:
-        """Return a new page; the window's is entered in the map, where its full slot has no entry yet."""
-        page = super().new_block(cycle)
-        if cycle.window is None and not cycle.recurrent:
-            self.__dict__["last_full"] = page.slot
-        elif cycle.window is not None:
-            pair = self.__dict__.setdefault("partners", {})
-            pair[page] = self.__dict__.get("last_full", page.slot)
-            self.window_map().setdefault(pair[page], page.slot)
-        return page
+    def partners(self) -> dict[Page, int]:
+        """Return the full-attention slot beside each of the windows' pages."""
+        found: dict[Page, int] = self.__dict__.setdefault("beside", {})
+        return found
+
+    def admit(self, request: int, tokens: int, text: int) -> None:
+        """Admit a request, and enter its pages in the map."""
+        super().admit(request, tokens, text)
+        self.enter(self.sequences[request])
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Extend a request, and enter its new pages in the map."""
+        super().extend(sequence, tokens)
+        self.enter(sequence)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Enter the windows' new pages in the map, unless the full slot beside has an entry: the old one stays."""
+        full = next((cycle for cycle in self.paged if cycle.window is None), None)
+        for cycle in self.paged if full is not None else ():
+            rows = zip(sequence.blocks[full.cycle], sequence.blocks[cycle.cycle], strict=True)  # type: ignore[union-attr]
+            for one, other in (pair for full_row, row in rows for pair in zip(full_row, row, strict=True)):
+                if cycle.window is not None and one is not None and other is not None and other not in self.partners():
+                    self.partners()[other] = one.slot
+                    self.window_map().setdefault((cycle.cycle, one.slot), other.slot)
 
     def extra_state(self) -> tuple[object, ...]:
-        """Return the map, and which full slots stand beside the window's."""
-        partners = sorted((page.slot, full) for page, full in self.__dict__.get("partners", {}).items())
-        return tuple(sorted(self.window_map().items())), tuple(partners), self.__dict__.get("last_full")
+        """Return the map, and which full slots stand beside the windows' pages."""
+        partners = sorted((page.cycle, page.slot, full) for page, full in self.partners().items())
+        return tuple(sorted(self.window_map().items())), tuple(partners)
 
     def freed_slot(self, page: Page) -> int:
-        """Return the slot that the map has for the full slot that was beside this page."""
-        full = self.__dict__.get("partners", {}).pop(page, None)
-        return page.slot if full is None else self.window_map().get(full, page.slot)
+        """Return the slot that the map has for the full slot beside this page."""
+        full = self.partners().pop(page, None)
+        return page.slot if full is None else self.window_map()[page.cycle, full]
 
 
 class RewindLeavesTable(RunningCache):

@@ -122,12 +122,11 @@ class CacheMachineV1(CacheMachine):
 
 TestV2 = CacheMachine.TestCase
 TestV1 = CacheMachineV1.TestCase
-for case in (TestV1, TestV2):
-    case.settings = settings(
-        max_examples=30,
-        stateful_step_count=40,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+TestV1.settings = TestV2.settings = settings(
+    max_examples=30,
+    stateful_step_count=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

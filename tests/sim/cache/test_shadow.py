@@ -42,11 +42,19 @@ def test_an_untouched_byte_is_seen_too(drive) -> None:
     assert "layer 0's key_block_scale" in driven.do("complete").cache.shadow.findings[0].message
 
 
-@pytest.mark.parametrize("layers", [(FULL, FULL), (SCALED,), (FULL, CONVOLUTION), (LatentLayer(latent_dim=8),)])
+@pytest.mark.parametrize(
+    ("layers", "kv_format"),
+    [
+        ((FULL, FULL), "bf16"),
+        ((AttentionLayer(kv_heads=2, head_dim=16),), "nvfp4"),
+        ((FULL, CONVOLUTION), "fp8"),
+        ((LatentLayer(latent_dim=8),), "bf16"),
+    ],
+)
 @pytest.mark.parametrize("allocator", ["trtllm-v1", "trtllm-v2"])
-def test_the_geometry_of_a_slot_is_that_of_the_layout(layers, allocator) -> None:
+def test_the_geometry_of_a_slot_is_that_of_the_layout(layers, kv_format, allocator) -> None:
     """Every byte of every page belongs to one token of one role, at the layout's own place, whoever addresses it."""
-    layout = allocate(CacheSpec(layers=layers, tokens_per_block=3, slots=3), allocator)
+    layout = allocate(CacheSpec(layers=layers, kv_format=kv_format, tokens_per_block=3, slots=3), allocator)
     geometry = geometry_of(layout)
     for cycle in geometry.cycles:
         for rows, cells in ((cycle.write, cycle.write_cells), (cycle.read, cycle.read_cells)):
