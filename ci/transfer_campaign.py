@@ -49,9 +49,13 @@ def run_pairs(
     method: Method = SOUND,
     allocator: str | Allocator | None = None,
     stop_at_first: bool = False,
+    refusals: str = "",
     **drawn: Any,
 ) -> PairResult:
     """Judge ``examples`` drawn pairs; ``drawn`` are options of ``strategies.peers.peer_pairs``.
+
+    Refusals of pairs count as findings where their message contains ``refusals``, if that is given: two deployments of
+    one model that do not fit are no fault of the transfer, but may be one of an allocator.
 
     An exception of any kind ends the campaign: refusals are verdicts, and nothing else may be raised.
     """
@@ -69,8 +73,11 @@ def run_pairs(
             return
         verdict = judge_pair(pair, allocator, method=method)
         statuses[verdict.status] += 1
-        if verdict.status == "findings":
+        refused = bool(refusals) and verdict.status == "refused"
+        if refused or verdict.status == "findings":
             for finding in verdict.findings:
+                if refused and refusals not in finding.message:
+                    continue
                 found = PairHit(finding.rule, finding.message, pair, statuses.total())
                 hits.setdefault(finding.rule, found)
 

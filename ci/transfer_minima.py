@@ -87,15 +87,16 @@ def _layer_tuples(max_layers: int) -> Iterator[tuple[Layer, ...]]:
 
 
 def _pairs_of(layers: tuple[Layer, ...]) -> Iterator[Pair]:
-    for tokens, order in itertools.product((1, 2), ("HND", "NHD")):
-        spec = CacheSpec(layers=layers, tokens_per_block=tokens, slots=1, consumer=Consumer(kv_layout=order))  # type: ignore[arg-type]
+    consumers = Consumer(kv_layout="HND"), Consumer(kv_layout="NHD")
+    for tokens, consumer in itertools.product((1, 2), consumers):
+        spec = CacheSpec(layers=layers, tokens_per_block=tokens, slots=1, consumer=consumer)
         for one, other in itertools.product(_PARALLEL, repeat=2):
             if max(one.pp, other.pp) > len(layers):
                 continue
             source = msgspec.structs.replace(spec, parallel=one)
             destination = msgspec.structs.replace(spec, parallel=other)
             yield Pair(source=source, destination=destination)
-            if one == other and order == "HND" and tokens == 1:
+            if one == other and consumer.kv_layout == "HND" and tokens == 1:
                 yield Pair(source=source, destination=msgspec.structs.replace(destination, tokens_per_block=2))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -66,21 +66,13 @@ class PairCell(msgspec.Struct, frozen=True):
     message: str | None
 
 
-def run_pair(
-    config: str,
-    other: str | None,
-    common: Options,
-    source: Options,
-    destination: Options,
-    lists: Options,
-    transfer: str | None,
-    json: bool,
-) -> int:
-    """Run ``peers`` for one pair; return the exit status."""
-    for option, value in lists.items():
-        if value is not None:
-            raise SpecError(option, "found without --matrix, needs it")
-    method = read_method(transfer)
+def run_pair(config: str, other: str | None, words: Mapping[str, Any], json: bool) -> int:
+    """Run ``peers`` for one pair; return the exit status. ``words`` are the options by name."""
+    for name in ("layouts", "kv_dtypes"):
+        if words[name] is not None:
+            raise SpecError(_option(name), "found without --matrix, needs it")
+    method = read_method(words["transfer"])
+    common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
     with stdout_kept():  # an allocator of somebody's own may print
         model = read_model(config)
         one = read_side(model, config, "--src", common, source)
@@ -98,23 +90,15 @@ def run_pair(
     return CLEAN if judged.verdict.status == "clean" else WRONG
 
 
-def run_matrix(
-    config: str,
-    other: str | None,
-    common: Options,
-    source: Options,
-    destination: Options,
-    lists: Options,
-    transfer: str | None,
-    json: bool,
-) -> int:
-    """Run ``peers --matrix``; return the exit status."""
+def run_matrix(config: str, other: str | None, words: Mapping[str, Any], json: bool) -> int:
+    """Run ``peers --matrix``; return the exit status. ``words`` are the options by name."""
+    common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
     given = [name for side, option in ((source, "--src"), (destination, "--dst")) for name in _named(side, option)]
     if given or other is not None or common["--kv-dtype"] is not None:
         what = given[0] if given else "OTHER" if other is not None else "--kv-dtype"
         raise SpecError(what, "found together with --matrix, which has its own layouts and dtypes; give one of them")
-    method = read_method(transfer)
-    layouts, kv_dtypes = lists["--layouts"], lists["--kv-dtypes"]
+    method = read_method(words["transfer"])
+    layouts, kv_dtypes = words["layouts"], words["kv_dtypes"]
     names = list(dict.fromkeys(read_list("--layouts", FIVE_LAYOUTS if layouts is None else layouts)))
     written = read_list("--kv-dtypes", THREE_DTYPES if kv_dtypes is None else kv_dtypes)
     formats = list(dict.fromkeys(read_format("--kv-dtypes", name, KV_FORMATS).value for name in written))
@@ -122,7 +106,7 @@ def run_matrix(
         model = read_model(config)
         sides = {
             (kv_dtype, name): read_side(
-                model, config, "--layouts", common | {"--kv-dtype": kv_dtype}, {"--layout": name}
+                model, config, "--layouts", {**common, "--kv-dtype": kv_dtype}, {"--layout": name}
             )
             for kv_dtype in formats
             for name in names
@@ -141,6 +125,22 @@ def run_matrix(
         report_pairs(console, pairs)
         print_report(console)
     return CLEAN if all(judged.verdict.status == "clean" for judged in pairs) else WRONG
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _common(words: Mapping[str, Any]) -> Options:
+    """Return the options that hold for both sides."""
+    names = ("kv_dtype", "state_dtype", "tokens_per_block", "draft", "kv_layout", "allocator")
+    return {_option(name): words[name] for name in names}
+
+
+def _own(words: Mapping[str, Any], side: str) -> Options:
+    """Return the options of one side, under the names that they have where there is one side alone."""
+    own = {_option(name.removeprefix(f"{side}_")): words[name] for name in words if name.startswith(f"{side}_")}
+    return {"--layout": words[side], **own}
 
 
 def read_method(name: str | None) -> Method:

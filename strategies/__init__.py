@@ -19,6 +19,7 @@ from .families import FAMILIES, family_of
 from .formats import kv_formats, state_formats
 from .layers import attention_layers, hybrid_layers, latent_layers, recurrent_layers
 from .parallel import parallel_layouts
+from .peers import peer_pairs
 from .planes import side_planes
 from .rare import CLASSES, FITTING, classes_of, observe
 from .raw import raw_layouts
@@ -50,6 +51,7 @@ __all__ = [
     "layer_patterns",
     "observe",
     "parallel_layouts",
+    "peer_pairs",
     "raw_layouts",
     "recurrent_layers",
     "selection_inputs",

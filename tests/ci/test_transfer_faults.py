@@ -11,7 +11,7 @@ from kvsan.ci.transfer_minima import find_minimum, grid_pairs, pair_key, pair_si
 from kvsan.model.errors import SpecError
 from kvsan.sim.rules import RULES
 from kvsan.sim.transfer.faulty import FAULTY_TRANSFERS, method_named
-from kvsan.sim.transfer.pair import judge_pair
+from kvsan.sim.transfer.pair import Pair, judge_pair
 from kvsan.sim.transfer.planning import SOUND
 
 by_name = pytest.mark.parametrize("fault", TRANSFER_FAULTS, ids=lambda fault: fault.name)
@@ -74,3 +74,29 @@ def test_a_fault_does_not_show_where_the_sound_transfer_is_wrong_or_nothing_trig
     plain = TRANSFER_FAULTS[1].minimum
     assert triggers("fault:layers-by-position", ("layer-map",), plain)
     assert not triggers("fault:conv-state-as-one", ("record-layout",), plain)
+
+
+HUNTS = [
+    ("trtllm-v2-qsa-packed", "the packed side_planes differ", 16, ("pp2", "256 B", "512 B")),
+    ("trtllm-v2-qsa-packed-rank-local", "but side_planes", 8, ("tp2", "index_key", "256 B a slot")),
+]
+
+
+@pytest.mark.parametrize(("allocator", "words", "size", "said"), HUNTS)
+def test_a_campaign_finds_what_packing_cannot_move(
+    allocator: str, words: str, size: int, said: tuple[str, ...]
+) -> None:
+    """The two limitations told in docs/findings.md, found among drawn pairs and reduced to the cases told there."""
+    drawn = {"family": "qsa", "alike": True}
+    result = run_pairs(500, seed=1, allocator=allocator, refusals=words, stop_at_first=True, **drawn)
+    assert {hit.rule for hit in result.hits} == {"peer"}
+
+    def fails(pair: Pair) -> bool:
+        verdict = judge_pair(pair, allocator)
+        return verdict.status == "refused" and any(words in finding.message for finding in verdict.findings)
+
+    small = reduce_pair(result.hits[0].pair, fails)
+    assert pair_size(small) == size
+    text = f"{small.source.parallel.name} {small.destination.parallel.name} "
+    text += " ".join(finding.message for finding in judge_pair(small, allocator).findings)
+    assert all(word in text for word in said)
