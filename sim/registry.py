@@ -41,6 +41,7 @@ _OURS: Final = "kvsan."
 
 _TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
 _VLLM = "kvsan.sim.allocators.vllm.allocators"
+_SGLANG = "kvsan.sim.allocators.sglang.allocators"
 
 ALLOCATORS: Final = (
     AllocatorEntry(
@@ -102,6 +103,18 @@ ALLOCATORS: Final = (
         "vLLM 0.33 with blocks outermost: a block is one run of bytes",
         "engine",
         f"{_VLLM}:allocate_e3_block_outermost",
+    ),
+    AllocatorEntry(
+        "sglang",
+        "SGLang 0.5: a buffer per layer and role over token slots, states layer by layer, a pool for windowed layers",
+        "engine",
+        f"{_SGLANG}:allocate_sglang",
+    ),
+    AllocatorEntry(
+        "sglang-envelope",
+        "SGLang 0.5 with enveloped states: one entry holds all states of a request",
+        "engine",
+        f"{_SGLANG}:allocate_envelope",
     ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )

@@ -25,7 +25,7 @@ from ..model.spec import CacheSpec, Consumer
 from .classes import ClassSource, draw_layer_count, draw_layers, draw_pattern
 from .deployment import draw_draft
 from .families import LAYER_KIND_NAMES, LayerKind, family_named, family_of
-from .fitted import era_of, fitted
+from .fitted import ABILITIES, fitted
 from .formats import KV_ORDER, STATE_ORDER
 from .geometry import cycle_pages
 from .numbers import MAX_SLOTS, MAX_TOKENS_PER_BLOCK, SLOTS, TOKENS_PER_BLOCK, between, draw_number, draw_one
@@ -117,12 +117,12 @@ def specs_for(allocator: str, *, family: str | None = None, **options: Any) -> s
     """Return specs of which the allocator called ``allocator`` supports at least four in five.
 
     The family follows from the name: ``dense-v1`` for V1, ``dense`` for plain V2, ``qsa`` for the QSA managers and for
-    faulty allocators, ``dense`` made to fit (``fitted``) for vLLM, ``any`` for others. ``options`` are those of
-    ``cache_specs``.
+    faulty allocators, ``dense`` made to fit (``fitted``) for vLLM and SGLang, ``any`` for others. ``options`` are
+    those of ``cache_specs``.
     """
     drawn = cache_specs(family=family or family_of(allocator), **options)
-    era = era_of(allocator)
-    return drawn if era is None else drawn.map(functools.partial(fitted, era=era))
+    abilities = ABILITIES.get(allocator)
+    return drawn if abilities is None else drawn.map(functools.partial(fitted, can=abilities))
 
 
 @st.composite
