@@ -313,7 +313,7 @@ def _fewer_slots(spec: CacheSpec) -> list[CacheSpec]:
 
 
 def _drop_and_resize(search: _Search) -> bool:
-    """Drop up to three operations, or none, under another number of slots or tokens per block; say whether that helped."""
+    """Drop up to three operations under another number of slots or tokens per block; say whether that helped."""
     operations = search.trace.operations
     alike = _alike(search.trace.spec)
     for count in (0, 1, 2, 3) if len(operations) <= MAX_CHANGED else (0, 1, 2):
