@@ -34,10 +34,12 @@ def tiling_of(format: ElementFormat, columns: int) -> Tiling:
     if format == ElementFormat.FP32:
         return Tiling(32, 2, 4)
     if format == ElementFormat.FP8:
-        return Tiling(64, 3, 4)
-    return Tiling(64 if columns < 256 else 32, 3, 4)
+        return Tiling(64, 4, 8)
+    return Tiling(64 if columns < 256 else 32, 4, 4)
 
 
+SCATTERED: Final = Tiling(16, 1, 4)
+"""For rows that cannot be read in pieces of 16 bytes: every element has an address of its own."""
 INTERPRETED_TILING: Final = Tiling(32, 1, 1)
 
 
@@ -68,11 +70,12 @@ def decode(
     module = importlib.import_module(_KERNELS)
     format = problem.key.data.format
     interpreted = out.device.type == "cpu"
-    cut = tiling or (INTERPRETED_TILING if interpreted else tiling_of(format, problem.columns))
+    wide = problem.key.wide and problem.value.wide and not interpreted
+    cut = tiling or (INTERPRETED_TILING if interpreted else tiling_of(format, problem.columns) if wide else SCATTERED)
     strides = {**problem.key.arguments("key"), **problem.value.arguments("value")}
     strides["value_dim_stride"] = strides.pop("value_dim")
     constants: dict[str, Any] = {"COLUMNS": problem.columns, "TOKENS": cut.tokens, "STAGES": cut.stages}
-    constants["WIDE"] = problem.key.wide and problem.value.wide and not interpreted
+    constants["WIDE"] = wide
     kernel = module.decode
     if format == ElementFormat.NVFP4:
         kernel = module.decode_fp4_rows

@@ -2,7 +2,8 @@
 
 A program serves up to 16 query heads of one KV head, and one split of one request's visible tokens. Visible are the
 first ``sinks`` tokens and the last ``window``; programs count them without the gap between, so no tile is read in vain.
-Addresses are int64. Where ``WIDE``, rows are contiguous and 16-byte aligned, and the compiler is told so.
+Addresses are int64. Where ``WIDE``, rows are contiguous and 16-byte aligned. The compiler is told so where
+the address is computed: a hint on a parameter, of an inlined function or of the kernel, is lost.
 """
 
 # mypy: ignore-errors
@@ -47,10 +48,10 @@ def _page_of(table, request, table_row, page_tokens, virtual, last, kept, left_o
 
 
 @triton.jit
-def _tile(plane, rows, dim_stride, columns, mask, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+def _tile(plane, rows, dim_stride, columns, mask, WIDE: tl.constexpr):
     """Return containers ``columns`` of rows that start at ``rows``, 0 where ``mask`` is false."""
     if WIDE:
-        at = tl.multiple_of(rows, VECTOR)[:, None] + columns[None, :]
+        at = rows[:, None] + columns[None, :]
     else:
         at = rows[:, None] + columns[None, :].to(tl.int64) * dim_stride
     return tl.load(plane + at, mask=mask, other=0)
@@ -102,8 +103,8 @@ def decode(queries, key, key_scales, value, value_scales, table, lengths, partia
     request, head, first_head, first, last, kept, left_out = _split(lengths, heads, group, split_tokens, window, sinks)
     VECTOR: tl.constexpr = 16 if FORMAT == 3 else (4 if FORMAT == 0 else 8)
     if WIDE:
-        dim = tl.multiple_of(dim, VECTOR)
-        value_dim = tl.multiple_of(value_dim, VECTOR)
+        dim = dim // VECTOR * VECTOR  # floor: no change, but now the compiler knows a factor
+        value_dim = value_dim // VECTOR * VECTOR  # floor: as above
     columns = tl.arange(0, COLUMNS)
     row = first_head + tl.arange(0, 16)
     at = request * query_request + (head * group + row)[:, None] * query_head + columns[None, :] * query_dim
@@ -117,7 +118,9 @@ def decode(queries, key, key_scales, value, value_scales, table, lengths, partia
             table, request, table_row, page_tokens, start + tl.arange(0, TOKENS), last, kept, left_out
         )
         rows = key_start + slot * key_slot + head * key_head + entry * key_token
-        keys = _tile(key, rows, key_dim, columns, meant[:, None] & (columns < dim)[None, :], VECTOR, WIDE)
+        if WIDE:
+            rows = tl.multiple_of(rows, VECTOR)
+        keys = _tile(key, rows, key_dim, columns, meant[:, None] & (columns < dim)[None, :], WIDE)
         scores = _product(query, tl.trans(_operand(keys, FORMAT)), FORMAT) * scale
         scores = tl.where(meant[None, :], scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, axis=1))
@@ -125,15 +128,17 @@ def decode(queries, key, key_scales, value, value_scales, table, lengths, partia
         fade = tl.exp2(largest - higher)
         total = total * fade + tl.sum(weights, axis=1)
         rows = value_start + slot * value_slot + head * value_head + entry * value_token
+        if WIDE:
+            rows = tl.multiple_of(rows, VECTOR)
         inside = meant[:, None] & (columns < value_dim)[None, :]
-        values = _tile(value, rows, value_dim_stride, columns, inside, VECTOR, WIDE)
+        values = _tile(value, rows, value_dim_stride, columns, inside, WIDE)
         summed = summed * fade[:, None] + _product(for_dot(weights, FORMAT), _operand(values, FORMAT), FORMAT)
         largest = higher
-    at, inside = _store_split(
+    place, written = _store_split(
         partial, extremes, request, head, first_head, heads, group, total, largest, columns, columns < value_dim,
         value_dim,
     )  # fmt: skip
-    tl.store(partial + at, summed, mask=inside)
+    tl.store(partial + place, summed, mask=written)
 
 
 @triton.jit
@@ -204,16 +209,18 @@ def decode_fp4_rows(queries, key, key_scales, value, value_scales, table, length
     request, head, first_head, first, last, kept, left_out = _split(lengths, heads, group, split_tokens, window, sinks)
     BYTES: tl.constexpr = COLUMNS // 2  # floor: exact
     BLOCKS: tl.constexpr = COLUMNS // 16  # floor: exact
+    key_bytes, value_bytes = dim // 2, value_dim // 2  # floor: exact, a block of sixteen is eight bytes
+    key_blocks, value_blocks = dim // 16, value_dim // 16  # floor: exact
     if WIDE:
-        dim = tl.multiple_of(dim, 32)
-        value_dim = tl.multiple_of(value_dim, 32)
+        key_bytes, value_bytes = key_bytes // 32 * 32, value_bytes // 32 * 32  # floor: no change, but the compiler
+        key_blocks, value_blocks = key_blocks // 4 * 4, value_blocks // 4 * 4  # floor: now knows a factor
     bytes_ = tl.arange(0, BYTES)
     blocks = tl.arange(0, BLOCKS)
     row = first_head + tl.arange(0, 16)
     at = request * query_request + (head * group + row)[:, None] * query_head + (2 * bytes_)[None, :] * query_dim
-    inside = (row < group)[:, None] & (2 * bytes_ < dim)[None, :]
-    even = for_dot(tl.load(queries + at, mask=inside, other=0.0), 4)
-    odd = for_dot(tl.load(queries + at + query_dim, mask=inside, other=0.0), 4)
+    asked = (row < group)[:, None] & (bytes_ < key_bytes)[None, :]
+    even = for_dot(tl.load(queries + at, mask=asked, other=0.0), 4)
+    odd = for_dot(tl.load(queries + at + query_dim, mask=asked, other=0.0), 4)
     largest = tl.full([16], float("-inf"), tl.float32)
     total = tl.zeros([16], tl.float32)
     summed_even = tl.zeros([16, BYTES], tl.float32)
@@ -223,10 +230,14 @@ def decode_fp4_rows(queries, key, key_scales, value, value_scales, table, length
             table, request, table_row, page_tokens, start + tl.arange(0, TOKENS), last, kept, left_out
         )
         rows = key_start + slot * key_slot + head * key_head + entry * key_token
-        keys = _tile(key, rows, key_dim, bytes_, meant[:, None] & (2 * bytes_ < dim)[None, :], 16, WIDE)
-        rows = key_scale_start + slot * key_scale_slot + head * key_scale_head + entry * key_scale_token
-        inside = meant[:, None] & (16 * blocks < dim)[None, :]
-        factors = _tile(key_scales, rows, key_scale_dim, blocks, inside, 1, False)
+        if WIDE:
+            rows = tl.multiple_of(rows, 16)
+        keys = _tile(key, rows, key_dim, bytes_, meant[:, None] & (bytes_ < key_bytes)[None, :], WIDE)
+        scale_rows = key_scale_start + slot * key_scale_slot + head * key_scale_head + entry * key_scale_token
+        if WIDE:
+            scale_rows = tl.multiple_of(scale_rows, 4)
+        scaled = meant[:, None] & (blocks < key_blocks)[None, :]
+        factors = _tile(key_scales, scale_rows, key_scale_dim, blocks, scaled, WIDE)
         low, high = _halves(keys, factors, TOKENS, BYTES)
         scores = tl.dot(even, tl.trans(low))
         scores = (tl.dot(odd, tl.trans(high), acc=scores)) * scale
@@ -236,22 +247,25 @@ def decode_fp4_rows(queries, key, key_scales, value, value_scales, table, length
         fade = tl.exp2(largest - higher)
         total = total * fade + tl.sum(weights, axis=1)
         rows = value_start + slot * value_slot + head * value_head + entry * value_token
-        inside = meant[:, None] & (2 * bytes_ < value_dim)[None, :]
-        values = _tile(value, rows, value_dim_stride, bytes_, inside, 16, WIDE)
-        rows = value_scale_start + slot * value_scale_slot + head * value_scale_head + entry * value_scale_token
-        inside = meant[:, None] & (16 * blocks < value_dim)[None, :]
-        factors = _tile(value_scales, rows, value_scale_dim, blocks, inside, 1, False)
+        if WIDE:
+            rows = tl.multiple_of(rows, 16)
+        inside = meant[:, None] & (bytes_ < value_bytes)[None, :]
+        values = _tile(value, rows, value_dim_stride, bytes_, inside, WIDE)
+        scale_rows = value_scale_start + slot * value_scale_slot + head * value_scale_head + entry * value_scale_token
+        if WIDE:
+            scale_rows = tl.multiple_of(scale_rows, 4)
+        scaled = meant[:, None] & (blocks < value_blocks)[None, :]
+        factors = _tile(value_scales, scale_rows, value_scale_dim, blocks, scaled, WIDE)
         low, high = _halves(values, factors, TOKENS, BYTES)
-        weights = for_dot(weights, 4)
-        summed_even = tl.dot(weights, low, acc=summed_even * fade[:, None])
-        summed_odd = tl.dot(weights, high, acc=summed_odd * fade[:, None])
+        summed_even = tl.dot(for_dot(weights, 4), low, acc=summed_even * fade[:, None])
+        summed_odd = tl.dot(for_dot(weights, 4), high, acc=summed_odd * fade[:, None])
         largest = higher
-    at, inside = _store_split(
+    place, written = _store_split(
         partial, extremes, request, head, first_head, heads, group, total, largest, 2 * bytes_,
-        2 * bytes_ < value_dim, value_dim,
+        bytes_ < value_bytes, value_dim,
     )  # fmt: skip
-    tl.store(partial + at, summed_even, mask=inside)
-    tl.store(partial + at + 1, summed_odd, mask=inside)
+    tl.store(partial + place, summed_even, mask=written)
+    tl.store(partial + place + 1, summed_odd, mask=written)
 
 
 @triton.jit(do_not_specialize=["splits", "query_heads", "value_dim", "unit", "out_request", "out_head", "out_dim"])

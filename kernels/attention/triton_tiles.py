@@ -76,8 +76,8 @@ def tiles(queries, key, key_scales, value, value_scales, table, lengths, out, sk
     request, head, query, lane, meant_row, position, length = _rows_of_program(lengths, heads, group, query_count)
     columns = tl.arange(0, COLUMNS)
     query_row = request * query_request + query * query_token + (head * group + lane) * query_head
-    inside = meant_row[:, None] & (columns < dim)[None, :]
-    operand = tl.load(queries + query_row[:, None] + columns[None, :] * query_dim, mask=inside, other=0.0)
+    asked = meant_row[:, None] & (columns < dim)[None, :]
+    operand = tl.load(queries + query_row[:, None] + columns[None, :] * query_dim, mask=asked, other=0.0)
     operand = for_dot(operand, FORMAT)
     largest = tl.full([16], float("-inf"), tl.float32)
     total = tl.zeros([16], tl.float32)
@@ -97,7 +97,7 @@ def tiles(queries, key, key_scales, value, value_scales, table, lengths, out, sk
         taking_part = 1
         if SKIP:
             # rows that see nothing of the tile do not need it; NaN does
-            needed = (peak != float("-inf")) & ((tl.exp2(peak - higher) < threshold) == 0)
+            needed = meant_row & (peak != float("-inf")) & ((tl.exp2(peak - higher) < threshold) == 0)
             taking_part = tl.max(needed.to(tl.int32), axis=0)
             tl.store(skipped + tl.program_id(0).to(tl.int64) * flag_row + tile, 1 - taking_part)
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -119,8 +119,8 @@ def tiles(queries, key, key_scales, value, value_scales, table, lengths, out, sk
         tile += 1
     result = tl.where(total[:, None] == 0.0, 0.0, tl.div_rn(summed * unit, tl.zeros_like(summed) + total[:, None]))
     out_row = request * out_request + query * out_token + (head * group + lane) * out_head
-    inside = meant_row[:, None] & (columns < value_dim)[None, :]
-    tl.store(out + out_row[:, None] + columns[None, :] * out_dim, result, mask=inside)
+    written = meant_row[:, None] & (columns < value_dim)[None, :]
+    tl.store(out + out_row[:, None] + columns[None, :] * out_dim, result, mask=written)
 
 
 @triton.jit(do_not_specialize=["heads", "latent_dim", "rope_dim", *_SIZES[4:9], *_QUERIES[:6], *_OUT, *_STRIDES[:10]])
@@ -138,10 +138,10 @@ def latent_tiles(queries, key, key_scales, table, lengths, out, scale, unit, hea
     rope = latent_dim + tl.arange(0, ROPE)
     row_dim = latent_dim + rope_dim
     query_row = queries + (request * query_request + query * query_token + lane * query_head)[:, None]
-    inside = meant_row[:, None] & (latent < latent_dim)[None, :]
-    left = for_dot(tl.load(query_row + latent[None, :] * query_dim, mask=inside, other=0.0), FORMAT)
-    inside = meant_row[:, None] & (rope < row_dim)[None, :]
-    right = for_dot(tl.load(query_row + rope[None, :] * query_dim, mask=inside, other=0.0), FORMAT)
+    asked = meant_row[:, None] & (latent < latent_dim)[None, :]
+    left = for_dot(tl.load(query_row + latent[None, :] * query_dim, mask=asked, other=0.0), FORMAT)
+    turned_asked = meant_row[:, None] & (rope < row_dim)[None, :]
+    right = for_dot(tl.load(query_row + rope[None, :] * query_dim, mask=turned_asked, other=0.0), FORMAT)
     largest = tl.full([16], float("-inf"), tl.float32)
     total = tl.zeros([16], tl.float32)
     summed = tl.zeros([16, COLUMNS], tl.float32)
@@ -150,8 +150,8 @@ def latent_tiles(queries, key, key_scales, table, lengths, out, scale, unit, hea
         slot, entry, meant = _places(table, request, table_row, page_tokens, token, length)
         rows = key_start + slot * key_slot + entry * key_token
         scale_rows = key_scale_start + slot * key_scale_slot + entry * key_scale_token
-        inside = meant[:, None] & (latent < latent_dim)[None, :]
-        shared = load_rows(key, rows, key_dim, key_scales, scale_rows, key_scale_dim, latent, inside, FORMAT)
+        shared_inside = meant[:, None] & (latent < latent_dim)[None, :]
+        shared = load_rows(key, rows, key_dim, key_scales, scale_rows, key_scale_dim, latent, shared_inside, FORMAT)
         shared = for_dot(shared, FORMAT)
         inside = meant[:, None] & (rope < row_dim)[None, :]
         turned = load_rows(key, rows, key_dim, key_scales, scale_rows, key_scale_dim, rope, inside, FORMAT)

@@ -184,8 +184,8 @@ class PagedPlane(msgspec.Struct, frozen=True):
 
     @property
     def wide(self) -> bool:
-        """Whether data moves in pieces of 16 bytes; block scales are read one by one."""
-        return self.data.wide
+        """Whether data moves in pieces of 16 bytes, and block scales in pieces of 4."""
+        return self.data.wide and (self.scales is None or self.scales.moves_by(4))
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Return the pointers and strides as keyword arguments ``{name}_...`` of a kernel."""

@@ -54,6 +54,13 @@ def state_layout(shape: Shape, slots: int, channels: int) -> Layout:
     return _layout(shape, [(SSM_STATE, state), (CONV_STATE, conv)], slots)
 
 
+def plane_layout(shape: Shape, slots: int, planes: tuple[tuple[str, ElementFormat, int], ...]) -> Layout:
+    """Return side planes (role, format, dim) of one head, token by token."""
+    axes = ("token", "head", "dim")
+    pages = [(role, spread_page(shape, format, axes, (shape.page_tokens, 1, dim))) for role, format, dim in planes]
+    return _layout(shape, pages, slots)
+
+
 def _layout(shape: Shape, planes: list[_Plane], slots: int) -> Layout:
     """Place ``planes`` one after the other, in every slot or each in a run of all slots."""
     alignment = math.lcm(*[16 if _aligned(shape) else page.format.container_bytes for _, page in planes])
