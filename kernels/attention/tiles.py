@@ -18,7 +18,7 @@ from .problem import LOG2_E, NO_WINDOW, PagedAttention, check_queries, check_tab
 _KERNELS: Final = f"{__package__}.triton_tiles"
 ROWS: Final = 16
 """Rows of a tile: query tokens times query heads of one KV head."""
-TILE_TOKENS: Final = 32
+TILE_TOKENS: Final = 16
 """Tokens of a tile: the block that skip-softmax skips."""
 MAX_LATENT_DIM: Final = 512
 MAX_ROPE_DIM: Final = 64
@@ -129,6 +129,6 @@ def latent(
         page_tokens=data.size("token"), table_row=table.stride(0), window=window or NO_WINDOW, sinks=sinks,
         query_count=count, **_outside(queries, out), **rows.arguments("key"), FORMAT=rows.code,
         COLUMNS=exact_div(MAX_LATENT_DIM, 1 if wide else 4, "latent columns"), ROPE=MAX_ROPE_DIM,
-        TOKENS=TILE_TOKENS if wide is False else exact_div(TILE_TOKENS, 2, "tokens of a wide tile"),
+        TOKENS=TILE_TOKENS,
         num_warps=8 if wide else 4,
     )  # fmt: skip

@@ -28,7 +28,7 @@ def copy_pages(source, target, source_slots, target_slots, rows: tl.int32, middl
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     from_slot = tl.load(source_slots + page).to(tl.int64)
     to_slot = tl.load(target_slots + page).to(tl.int64)
-    meant = (row < rows) & (from_slot >= 0) & (to_slot >= 0)
+    meant = row < tl.where(tl.minimum(from_slot, to_slot) >= 0, rows, 0)
     outer = (row // middle).to(tl.int64)  # floor: rows run over the middle axis first
     within = (row % middle).to(tl.int64)
     read = source_start + from_slot * source_slot + outer * source_outer + within * source_middle

@@ -39,7 +39,7 @@ def conv_step(state, inputs, weights, bias, outputs, slots, channels: tl.int32, 
     slot = tl.load(slots + request).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     tap = tl.arange(0, TAPS)
-    meant = (channel < channels) & (slot >= 0)
+    meant = channel < tl.where(slot >= 0, channels, 0)
     row = start + slot * slot_stride + channel.to(tl.int64) * channel_stride
     kept_at = row[:, None] + tap[None, :].to(tl.int64) * tap_stride
     inside = meant[:, None] & (tap < taps)[None, :]
@@ -54,7 +54,7 @@ def conv_step(state, inputs, weights, bias, outputs, slots, channels: tl.int32, 
     # every tap is read before any is written, and no other program has these channels
     tl.store(state + kept_at - tap_stride, to_stored(kept, FORMAT), mask=moved)
     last = row + (taps - 1).to(tl.int64) * tap_stride
-    tl.store(state + last, to_stored(new, FORMAT), mask=meant & (taps > 0))
+    tl.store(state + last, to_stored(new, FORMAT), mask=meant)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def _place(slots, start, slot_stride, head_stride, dim_stride, state_stride, dim
     column = tl.arange(0, STATES)
     at = start + slot * slot_stride + head * head_stride + row.to(tl.int64)[:, None] * dim_stride
     at += column.to(tl.int64)[None, :] * state_stride
-    rows = (row < dims) & (slot >= 0)
+    rows = row < tl.where(slot >= 0, dims, 0)
     return request, head, row, column, at, rows[:, None] & (column < states)[None, :], rows
 
 
