@@ -79,8 +79,8 @@ def refuse_kernel_blocks(groups: Groups, kernel_tokens: int | None) -> None:
             continue
         if spec.block_tokens % kernel_tokens or spec.padded_bytes is not None or spec.format.block_scaled:
             raise Rejected(
-                f"blocks of {spec.block_tokens} tokens cannot be seen as kernel blocks of {kernel_tokens}: they must be "
-                "a whole number of them, unpadded and without block scales",
+                f"blocks of {spec.block_tokens} tokens cannot be seen as kernel blocks of {kernel_tokens}: they must "
+                "be a whole number of them, unpadded and without block scales",
                 "choose a kernel block that divides the block, and pages of one size",
                 supported=False,
             )
