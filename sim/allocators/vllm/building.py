@@ -72,6 +72,20 @@ def plan(spec: CacheSpec, era: int, unifying: Unifying, block_bytes: Callable[[G
     return Deployment(projected[spec.parallel.coordinates(spec.rank).pp_rank], blocks, len(kinds) == 2)
 
 
+def refuse_kernel_blocks(groups: Groups, kernel_tokens: int | None) -> None:
+    """Refuse kernel blocks that do not divide the planner's, and a split of padded pages or of block scales."""
+    for spec in dict.fromkeys(layer.spec for group in groups for layer in group):
+        if kernel_tokens is None or spec.kind != "attention" or spec.block_tokens == kernel_tokens:
+            continue
+        if spec.block_tokens % kernel_tokens or spec.padded_bytes is not None or spec.format.block_scaled:
+            raise Rejected(
+                f"blocks of {spec.block_tokens} tokens cannot be seen as kernel blocks of {kernel_tokens}: they must "
+                "be a whole number of them, unpadded and without block scales",
+                "choose a kernel block that divides the block, and pages of one size",
+                supported=False,
+            )
+
+
 def add_life_cycles(build: Build, groups: Groups) -> None:
     """Add a life cycle for every group; empty ones too, so that numbers are those of the planner."""
     for group in groups:

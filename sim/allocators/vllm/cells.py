@@ -34,17 +34,45 @@ def row_cells(spec: LayerSpec) -> list[Cell]:
     return [Cell(spec.role, 0, dense_page(spec.format, ("token", "head", "dim"), shape))]
 
 
-def split_cells(spec: LayerSpec, kv_layout: str, value_offset: int) -> list[Cell]:
-    """Return K and V as dense planes of their own, V's ``value_offset`` bytes behind K's (eras 1 and 2)."""
-    page = _plane(spec.format, spec, spec.dim, kv_layout)
+def plane_cells(spec: LayerSpec, kv_layout: str, value_offset: int, kernel_tokens: int) -> list[Cell]:
+    """Return K and V as dense planes, V's ``value_offset`` bytes behind K's, each kernel block after kernel block."""
+    kernel = msgspec.structs.replace(spec, block_tokens=kernel_tokens)
+    page = _repeated(
+        _plane(spec.format, kernel, spec.dim, kv_layout), spec, kernel, exact_div(kernel.natural_bytes, 2, "K")
+    )
     return [Cell(KEY, 0, page), Cell(VALUE, value_offset, page)]
 
 
-def content_cells(spec: LayerSpec, kv_layout: str, head_stride: int | None = None) -> list[Cell]:
+def split_cells(spec: LayerSpec, kv_layout: str, kernel_tokens: int) -> list[Cell]:
+    """Return K and V as the halves of each kernel block (eras 1 and 2)."""
+    kernel = msgspec.structs.replace(spec, block_tokens=kernel_tokens)
+    page = _repeated(_plane(spec.format, kernel, spec.dim, kv_layout), spec, kernel, kernel.natural_bytes)
+    return [Cell(KEY, 0, page), Cell(VALUE, exact_div(kernel.natural_bytes, 2, "kernel block of K and V"), page)]
+
+
+def _repeated(page: Page, spec: LayerSpec, kernel: LayerSpec, stride_bytes: int) -> Page:
+    """Return ``page``, of one kernel block, for all kernel blocks of a block; they are ``stride_bytes`` apart."""
+    count = exact_div(spec.block_tokens, kernel.block_tokens, "tokens of a block over those of a kernel block")
+    if count == 1:
+        return page
+    axes, shape = ("page", *page.axes), (count, *page.shape)
+    return strided_page(page.format, axes, shape, (stride_bytes, *page.stride_bytes))
+
+
+def content_cells(
+    spec: LayerSpec, kv_layout: str, head_stride: int | None = None, kernel_tokens: int | None = None
+) -> list[Cell]:
     """Return K and V side by side in each (head, token) cell of ``dim + value_dim`` elements (era 3).
 
     ``head_stride`` is given where heads are scattered over the block, in bytes; tokens of one head stay together then.
+    ``kernel_tokens`` is given where kernels see smaller blocks, each dense.
     """
+    if kernel_tokens is not None and kernel_tokens != spec.block_tokens:
+        kernel = msgspec.structs.replace(spec, block_tokens=kernel_tokens)
+        return [
+            Cell(cell.role, cell.offset_bytes, _repeated(cell.page, spec, kernel, kernel.natural_bytes))
+            for cell in content_cells(kernel, kv_layout)
+        ]
     if spec.format.block_scaled:
         return _side_cells(spec, kv_layout)
     item = spec.format.container_bytes

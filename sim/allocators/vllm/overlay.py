@@ -11,7 +11,18 @@ from typing import Final
 from ....model.spec import CacheSpec
 from ...layout import Layout
 from ...rejection import Rejected
-from .building import ALIGNMENT_BYTES, Build, Deployment, Groups, add_cells, add_life_cycles, add_pool, finished, plan
+from .building import (
+    ALIGNMENT_BYTES,
+    Build,
+    Deployment,
+    Groups,
+    add_cells,
+    add_life_cycles,
+    add_pool,
+    finished,
+    plan,
+    refuse_kernel_blocks,
+)
 from .cells import Cell, content_cells, row_cells, state_cells
 from .grouping import Unifying
 from .layer_specs import CachedLayer, LayerSpec
@@ -22,20 +33,27 @@ ORDERS: Final = ("LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
 _Tensor = tuple[LayerSpec, list[CachedLayer]]
 
 
-def lay_out_overlay(spec: CacheSpec, allocator: str, order: str) -> Layout:
+def lay_out_overlay(spec: CacheSpec, allocator: str, order: str, kernel_tokens: int | None = None) -> Layout:
     """Return era 3's layout in ``order``; raise ``Rejected`` for what is not supported, in that order or at all."""
     deployment = plan(spec, 3, Unifying(True, True, keeps_sizes=order[0] == "B"), overlay_block_bytes)
     groups = deployment.groups
     _refuse_order(groups, order)
+    if kernel_tokens is not None and order[:2] != "LB":
+        raise Rejected(
+            f"order {order} has no dense pages side by side, which kernel blocks need",
+            "use LBNHC or LBHNC, or kernel blocks as large as the planner's",
+            supported=False,
+        )
+    refuse_kernel_blocks(groups, kernel_tokens)
     build = Build()
     add_life_cycles(build, groups)
     kv_layout = "NHD" if order.index("N") < order.index("H") else "HND"
     if order[0] == "B":
         _blocks_outermost(build, deployment, order, kv_layout)
     elif len({layer.spec.page_bytes for group in groups for layer in group}) > 1:
-        _regions(build, deployment, kv_layout)
+        _regions(build, deployment, kv_layout, kernel_tokens)
     else:
-        _layers_outermost(build, deployment, order, kv_layout)
+        _layers_outermost(build, deployment, order, kv_layout, kernel_tokens)
     return finished(build, spec, allocator, (f"physical order {order}",))
 
 
@@ -65,7 +83,9 @@ def _refuse_order(groups: Groups, order: str) -> None:
             )
 
 
-def _layers_outermost(build: Build, deployment: Deployment, order: str, kv_layout: str) -> None:
+def _layers_outermost(
+    build: Build, deployment: Deployment, order: str, kv_layout: str, kernel_tokens: int | None
+) -> None:
     """Lay out pages of one size: each layer's blocks side by side (``LHBNC``: each head's)."""
     blocks = deployment.blocks
     block = overlay_block_bytes(deployment.groups)
@@ -78,11 +98,11 @@ def _layers_outermost(build: Build, deployment: Deployment, order: str, kv_layou
             if order == "LHBNC" and spec.kind != "recurrent":
                 stride = spec.block_tokens * (spec.dim + spec.value_dim) * spec.format.container_bytes
                 head_stride = blocks * stride
-            cells = _cells(spec, kv_layout, head_stride)
+            cells = _cells(spec, kv_layout, head_stride, kernel_tokens)
             add_cells(build, cycle, layer, pool, place * blocks * page, stride, blocks, cells)
 
 
-def _regions(build: Build, deployment: Deployment, kv_layout: str) -> None:
+def _regions(build: Build, deployment: Deployment, kv_layout: str, kernel_tokens: int | None) -> None:
     """Lay out one group of several page sizes, layers outermost: a region of the allocation for each tensor.
 
     Regions follow each other; each is a pool here, since blocks are stepped by another distance in each.
@@ -102,7 +122,8 @@ def _regions(build: Build, deployment: Deployment, kv_layout: str) -> None:
             pool = add_pool(build, len(layers) * spec.page_bytes, blocks)
             for place, layer in enumerate(layers):
                 first = place * blocks * spec.page_bytes
-                add_cells(build, cycle, layer, pool, first, spec.page_bytes, blocks, _cells(spec, kv_layout, None))
+                cells = _cells(spec, kv_layout, None, kernel_tokens)
+                add_cells(build, cycle, layer, pool, first, spec.page_bytes, blocks, cells)
             start += len(layers) * blocks * spec.page_bytes
 
 
@@ -124,9 +145,9 @@ def _blocks_outermost(build: Build, deployment: Deployment, order: str, kv_layou
             start += len(layers) * spec.page_bytes
 
 
-def _cells(spec: LayerSpec, kv_layout: str, head_stride: int | None) -> list[Cell]:
+def _cells(spec: LayerSpec, kv_layout: str, head_stride: int | None, kernel_tokens: int | None = None) -> list[Cell]:
     if spec.kind == "recurrent":
         return state_cells(spec)
     if spec.kind == "attention":
-        return content_cells(spec, kv_layout, head_stride)
+        return content_cells(spec, kv_layout, head_stride, kernel_tokens)
     return row_cells(spec)

@@ -12,8 +12,8 @@ from typing import Final
 from ....model.arithmetic import exact_div
 from ....model.spec import CacheSpec
 from ...layout import Layout
-from .building import Build, Groups, add_cells, add_life_cycles, add_pool, finished, plan
-from .cells import Cell, row_cells, split_cells, state_cells
+from .building import Build, Groups, add_cells, add_life_cycles, add_pool, finished, plan, refuse_kernel_blocks
+from .cells import Cell, plane_cells, row_cells, split_cells, state_cells
 from .grouping import Unifying
 from .layer_specs import CachedLayer, LayerSpec
 
@@ -21,9 +21,10 @@ UNIFYING: Final = {1: Unifying(False, False), 2: Unifying(True, False)}
 """What the two eras do to make pages equal."""
 
 
-def lay_out_slot_tensors(spec: CacheSpec, era: int, allocator: str) -> Layout:
+def lay_out_slot_tensors(spec: CacheSpec, era: int, allocator: str, kernel_tokens: int | None = None) -> Layout:
     """Return the layout of era ``era`` with one tensor per place; raise ``Rejected`` for what it does not support."""
     deployment = plan(spec, era, UNIFYING[era], slot_block_bytes)
+    refuse_kernel_blocks(deployment.groups, kernel_tokens)
     groups, blocks = deployment.groups, deployment.blocks
     build = Build()
     add_life_cycles(build, groups)
@@ -34,10 +35,11 @@ def lay_out_slot_tensors(spec: CacheSpec, era: int, allocator: str) -> Layout:
             kv_layout = spec.consumer.kv_layout
             if layer.spec.kind == "attention" and keys_first:
                 half = exact_div(layer.spec.natural_bytes, 2, "page of K and V")
-                cells = split_cells(layer.spec, kv_layout, blocks * half)
+                tokens = kernel_tokens or layer.spec.block_tokens
+                cells = plane_cells(layer.spec, kv_layout, blocks * half, tokens)
                 add_cells(build, cycle, layer, pools[place], 0, half, blocks, cells)
             else:
-                cells = block_first_cells(layer.spec, kv_layout)
+                cells = block_first_cells(layer.spec, kv_layout, kernel_tokens)
                 add_cells(build, cycle, layer, pools[place], 0, layer.spec.page_bytes, blocks, cells)
     return finished(build, spec, allocator)
 
@@ -79,12 +81,12 @@ def packed_block_bytes(groups: Groups) -> int:
     return sum(size * count for size, count in _counts(groups).items())
 
 
-def block_first_cells(spec: LayerSpec, kv_layout: str) -> list[Cell]:
-    """Return the cells of a page that is one run of bytes, K's half before V's."""
+def block_first_cells(spec: LayerSpec, kv_layout: str, kernel_tokens: int | None = None) -> list[Cell]:
+    """Return the cells of a page that is one run of bytes, K's half before V's in each kernel block."""
     if spec.kind == "recurrent":
         return state_cells(spec)
     if spec.kind == "attention":
-        return split_cells(spec, kv_layout, exact_div(spec.natural_bytes, 2, "page of K and V"))
+        return split_cells(spec, kv_layout, kernel_tokens or spec.block_tokens)
     return row_cells(spec)
 
 

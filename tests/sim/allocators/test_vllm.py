@@ -17,7 +17,7 @@ from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import AttentionLayer, AuxiliaryState, LatentLayer, Layer, RecurrentLayer, SidePlane
 from kvsan.model.parallel import ParallelLayout
 from kvsan.model.spec import CacheSpec, Consumer, Draft
-from kvsan.sim.allocators.vllm.allocators import allocate_e3
+from kvsan.sim.allocators.vllm.allocators import allocate_e1, allocate_e2, allocate_e3
 from kvsan.sim.allocators.vllm.limits import key_planes_beside_blocks
 from kvsan.sim.allocators.vllm.overlay import ORDERS
 from kvsan.sim.checking import check
@@ -236,6 +236,45 @@ def test_early_eras_place_every_element_as_the_backend_does(era: str, kv_layout:
         buffer = held(layout, index, ("key", "value")[number])
         assert (addresses(buffer, ("head", "token", "dim")) == dense[number]).all()
         assert buffer.pool == index
+
+
+def test_kernel_blocks_of_16_tokens_split_the_hybrids_pages() -> None:
+    """The real view is (6110, 2, 16, 8, 128) with strides (32768, 16384, 1024, 128, 1) elements."""
+    layout = allocate_e2(HYBRID, kernel_tokens=16)
+    key = held(layout, 5, "key")
+    assert 94 * key.page.shape[0] == 6110
+    assert key.page.stride_bytes == (32768 * 2, 1024 * 2, 128 * 2, 2)
+    assert key.slot_stride_bytes == key.page.shape[0] * 32768 * 2
+    assert held(layout, 5, "value").offset_bytes == 16384 * 2
+    assert check(layout) == []
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("era", [1, 2, 3])
+def test_kernel_blocks_are_small_blocks_side_by_side(era: int, kv_layout: Any) -> None:
+    """Block b as three kernel blocks is blocks 3b to 3b + 2 of a cache with small blocks."""
+    function = {1: allocate_e1, 2: allocate_e2, 3: allocate_e3}[era]
+    layer, consumer = AttentionLayer(kv_heads=2, head_dim=8), Consumer(kv_layout=kv_layout)
+    small = function(CacheSpec(layers=(layer,) * 2, tokens_per_block=4, slots=15, consumer=consumer))
+    split = function(CacheSpec(layers=(layer,) * 2, tokens_per_block=12, slots=5, consumer=consumer), kernel_tokens=4)
+    for index, role in itertools.product(range(2), ("key", "value")):
+        axes = ("head", "token", "dim")
+        found = addresses(held(split, index, role), ("page", *axes))
+        assert (found.reshape(15, 2, 4, 8) == addresses(held(small, index, role), axes)).all()
+    assert check(split) == []
+
+
+def test_kernel_blocks_are_refused_where_they_do_not_fit() -> None:
+    spec = replace(HYBRID, quota_bytes=None, slots=4)
+    for refused in (
+        lambda: allocate_e2(spec, kernel_tokens=24),
+        lambda: allocate_e3(UNEQUAL, kernel_tokens=8),
+        lambda: allocate_e3(spec, order="BLNHC", kernel_tokens=16),
+    ):
+        with pytest.raises(Rejected):
+            refused()
+    with pytest.raises(SpecError, match="kernel_tokens: found 0"):
+        allocate_e1(spec, kernel_tokens=0)
 
 
 def test_nvfp4_sides_hold_all_data_and_then_all_scales() -> None:
