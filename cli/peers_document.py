@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..model.arithmetic import InexactDivision
 from ..sim.layout import Layout
 from ..sim.rejection import Rejected
 from ..sim.transfer.declaration import View
@@ -53,11 +54,12 @@ def _side(side: Side, layouts: tuple[Layout, ...]) -> dict[str, Any]:
 def _rank(layout: Layout) -> dict[str, Any]:
     """Return what one rank registers, or why it cannot."""
     rank = 0 if layout.spec is None else layout.spec.rank
+    document: dict[str, Any] = {"rank": rank, "pools": layout.pools}
     try:
         registration = register(layout)
-    except Rejected as rejection:
-        return {"rank": rank, "views": [], "regions": [], "refused": rejection.message}
-    return {"rank": rank, "views": [_view(view) for view in registration.views], "regions": registration.regions}
+    except (Rejected, InexactDivision) as error:
+        return document | {"views": [], "regions": [], "refused": str(error)}
+    return document | {"views": [_view(view) for view in registration.views], "regions": registration.regions}
 
 
 def _view(view: View) -> dict[str, Any]:

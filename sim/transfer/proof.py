@@ -26,8 +26,8 @@ from .plan import ByteCopy, Copy, byte_copies
 from .truth import NOTHING, Addresses, Name, Plane, Tags, planes_of, sizes_of, tags_of
 from .verdicts import Wrong, findings_of
 
-MAX_GRANULES = 1 << 27
-"""Most tags of one pool that a proof keeps at once: 1 GiB of them."""
+MAX_GRANULES = 1 << 26
+"""Most tags of one pool that a proof keeps at once: 512 MiB of them."""
 
 REQUESTS = 2
 """States that a proof moves, each in a slot of its own."""
