@@ -280,7 +280,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         follow=("refcount",),
         cause="window pages are freed through a map from full pages, whose entries outlive the pages",
         source="https://github.com/sgl-project/sglang/pull/25805, https://github.com/sgl-project/sglang/pull/27586",
-        minimum_json=_trace(f"{_LATENT},{_LATENT_WINDOW % 1}", "admit 0 2;free 0", slots=4),
+        minimum_json=_trace(f"{_LATENT},{_LATENT_WINDOW % 1}", "admit 0 1;free 0;admit 0 2;free 0", slots=4),
     ),
     Fault(
         name="fault:short-chunk-writes-source",

@@ -8,8 +8,8 @@ Operations: requests 0 and 1 (and both in a step), 1 to 3 tokens, texts 0, 1 and
 1, with or without a padding row, 2 beams with any parents, one page.
 
 The narrow grid, for longer traces: one latent layer (no window, or one of 2 tokens), one nvfp4 attention layer or one
-short convolution; 1 to 3 slots; requests 0 and 1 one at a time, 1 or 2 tokens, texts 0 and 8, all
-waiting tokens in a step, no padding, forks without changes of parents.
+short convolution, with 1 to 3 slots, or a latent layer beside one with a window of 1 token; requests 0 and 1 one at a
+time, 1 or 2 tokens, texts 0 and 8, all waiting tokens in a step, no padding, forks without changes of parents.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def grid_operations() -> tuple[Operation, ...]:
 def narrow_specs() -> tuple[CacheSpec, ...]:
     """Return the specs of the narrow grid, simplest first."""
     layers = ((_LATENT,), (_WINDOWS[1],), (_SHORT[0],), (_SHORT[1],), (_SCALED,))
-    return tuple([spec for spec in grid_specs() if spec.layers in layers and (spec.slots or 0) <= 3])
+    beside = (_LATENT, _WINDOWS[0])
+    return tuple(
+        [spec for spec in grid_specs() if (spec.layers in layers and spec.slots != SLOTS[-1]) or spec.layers == beside]
+    )
 
 
 @functools.cache

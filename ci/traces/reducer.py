@@ -33,8 +33,6 @@ MAX_DROPPED = 14
 """Operations of a trace up to which several are dropped at once, under another number of slots."""
 
 
-MAX_ELSEWHERE = 4
-"""Operations of a trace up to which one is dropped under any spec of the grid."""
 MAX_PAIRED = 5
 """Operations of a trace up to which two are changed to make up for one that is dropped."""
 
@@ -343,10 +341,10 @@ def _scaled(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]
 def _shorten(search: _Search) -> bool:
     """Drop one operation and make up for it: another number of slots or tokens, other arguments, other requests."""
     operations = search.trace.operations
-    alike = _alike(search.trace.spec) if len(operations) > MAX_ELSEWHERE else list(grid_specs())
+    alike = _alike(search.trace.spec)
     rests = [operations[:drop] + operations[drop + 1 :] for drop in range(len(operations))]
     variants = [candidate for rest in rests for candidate in (rest, *_renumbered(rest), *_raised(rest))]
-    if any(search.offer(candidate, other) for candidate in variants for other in alike):
+    if any(search.offer(candidate, other) for candidate in variants for other in (*alike, *grid_specs())):
         return True
     for candidate in variants:
         changed = list(_changed(candidate))

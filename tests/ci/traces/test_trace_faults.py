@@ -88,7 +88,6 @@ def test_a_seed_finds_every_fault(fault: Fault) -> None:
             2,
             4,
         ),
-        ("fault:one-host-table", "admit 2 4;admit 1 1 3;step 4 2 1;step 2;complete;complete;free 1", 3, 6),
         ("fault:window-end-off-by-one", "admit 0 7 1;step 1;complete;extend 0 4;step 1 1;complete;step 1 2", 2, 8),
         ("fault:published-before-written", "admit 1 5;extend 1 3;step 2 3;complete;step 2;commit 1;complete", 2, 6),
         ("fault:partial-allocation-kept", "admit 0 3;step 1;complete;admit 1 9;free 0", 2, 4),
@@ -105,7 +104,6 @@ def test_a_long_trace_is_reduced_to_the_minimum(name, text, tokens, slots) -> No
     assert shows_trace(fault, trace)
     reduction = reduce_trace(trace, lambda candidate: shows_trace(fault, candidate))
     assert reduction.trace == fault.trace
-    assert reduce_trace(reduction.trace, lambda candidate: shows_trace(fault, candidate)).trace == fault.trace
 
 
 def test_a_trace_that_does_not_fail_is_not_reduced() -> None:
@@ -115,7 +113,7 @@ def test_a_trace_that_does_not_fail_is_not_reduced() -> None:
 
 def test_the_grid_runs_from_simple_to_large() -> None:
     assert len(grid_specs()) == 144
-    assert len(narrow_specs()) == 45
+    assert len(narrow_specs()) == 57
     assert set(narrow_operations()) < set(grid_operations())
     keys = [trace_key(Trace(spec=spec)) for spec in grid_specs()]
     assert keys == sorted(keys)
