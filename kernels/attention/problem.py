@@ -92,7 +92,7 @@ class PagedAttention(msgspec.Struct, frozen=True):
         if out.dtype != torch.float32 or out.shape != (*queries.shape[:-1], value.dim):
             found = f"found {out.dtype} of {tuple(out.shape)}"
             raise SpecError("out", f"{found}, needs float32 of {(*queries.shape[:-1], value.dim)}")
-        return group
+        return int(group)
 
 
 def check_queries(name: str, format: ElementFormat, dim: int, queries: Any) -> None:

@@ -7,6 +7,8 @@ the address is computed: a hint on a parameter, of an inlined function or of the
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RET505, SIM108
+# Triton takes one branch of a constant condition, and must see both as branches.
 # Triton evaluates the annotations of a kernel, so they are left out but for constants and 64-bit strides.
 
 import triton
@@ -260,10 +262,8 @@ def decode_fp4_rows(queries, key, key_scales, value, value_scales, table, length
         summed_even = tl.dot(for_dot(weights, 4), low, acc=summed_even * fade[:, None])
         summed_odd = tl.dot(for_dot(weights, 4), high, acc=summed_odd * fade[:, None])
         largest = higher
-    place, written = _store_split(
-        partial, extremes, request, head, first_head, heads, group, total, largest, 2 * bytes_,
-        bytes_ < value_bytes, value_dim,
-    )  # fmt: skip
+    place, written = _store_split(partial, extremes, request, head, first_head, heads, group, total, largest,
+                                  2 * bytes_, bytes_ < value_bytes, value_dim)  # fmt: skip
     tl.store(partial + place, summed_even, mask=written)
     tl.store(partial + place + 1, summed_odd, mask=written)
 

@@ -3,12 +3,14 @@
 A program serves 16 rows of one request and KV head; a row is a query token and one of the head's query heads. It walks
 over tiles of ``TOKENS`` tokens in order, so that a maximum running over tiles has one meaning.
 
-With ``SKIP`` a tile takes no part (no exponentials, V not read) when for all its rows the tile's largest score is so far
-below the running one that their exponentials' ratio is less than ``threshold``; its scores still count for the running
-maximum. Which tiles did is stored per row of programs.
+With ``SKIP`` a tile takes no part (no exponentials, V not read) when for all its rows the tile's largest score is so
+far below the running one that their exponentials' ratio is less than ``threshold``; its scores still count for the
+running maximum. Which tiles did not take part is stored, a row of flags per program.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM113
+# Triton takes one branch of a constant condition, and must see both as branches.
 # Triton evaluates the annotations of a kernel, so they are left out but for constants and 64-bit strides.
 
 import triton
@@ -18,7 +20,18 @@ from ..quantize.triton_numbers import for_dot, load_rows
 from .triton_decode import _product
 
 _PLANE = ("start", "slot", "head", "token", "dim")
-_SIZES = ["heads", "group", "dim", "value_dim", "page_tokens", "table_row", "window", "sinks", "query_count", "flag_row"]
+_SIZES = [
+    "heads",
+    "group",
+    "dim",
+    "value_dim",
+    "page_tokens",
+    "table_row",
+    "window",
+    "sinks",
+    "query_count",
+    "flag_row",
+]
 _QUERIES = ["query_request", "query_token", "query_head", "query_dim", "scale", "unit", "threshold"]
 _OUT = ["out_request", "out_token", "out_head", "out_dim"]
 _STRIDES = [f"{name}_{axis}" for name in ("key", "key_scale", "value", "value_scale") for axis in _PLANE]
@@ -64,8 +77,8 @@ def _seen(token, position, meant, window, sinks):
 def tiles(queries, key, key_scales, value, value_scales, table, lengths, out, skipped, scale, unit, threshold,
           heads: tl.int32, group: tl.int32, dim: tl.int32, value_dim: tl.int32, page_tokens: tl.int32,
           table_row: tl.int64, window: tl.int32, sinks: tl.int32, query_count: tl.int32, flag_row: tl.int64,
-          query_request: tl.int64, query_token: tl.int64, query_head: tl.int64, query_dim: tl.int64, out_request: tl.int64,
-          out_token: tl.int64, out_head: tl.int64, out_dim: tl.int64, key_start: tl.int64, key_slot: tl.int64,
+          query_request: tl.int64, query_token: tl.int64, query_head: tl.int64, query_dim: tl.int64,
+          out_request: tl.int64, out_token: tl.int64, out_head: tl.int64, out_dim: tl.int64, key_start: tl.int64, key_slot: tl.int64,
           key_head: tl.int64, key_token: tl.int64, key_dim: tl.int64, key_scale_start: tl.int64,
           key_scale_slot: tl.int64, key_scale_head: tl.int64, key_scale_token: tl.int64, key_scale_dim: tl.int64,
           value_start: tl.int64, value_slot: tl.int64, value_head: tl.int64, value_token: tl.int64,
@@ -133,7 +146,7 @@ def latent_tiles(queries, key, key_scales, table, lengths, out, scale, unit, hea
                  key_scale_token: tl.int64, key_scale_dim: tl.int64, FORMAT: tl.constexpr, COLUMNS: tl.constexpr,
                  ROPE: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """Store multi-head latent attention: scores from whole rows, values their first ``latent_dim`` elements."""
-    request, head, query, lane, meant_row, position, length = _rows_of_program(lengths, 1, heads, query_count)
+    request, _, query, lane, meant_row, position, length = _rows_of_program(lengths, 1, heads, query_count)
     latent = tl.arange(0, COLUMNS)
     rope = latent_dim + tl.arange(0, ROPE)
     row_dim = latent_dim + rope_dim

@@ -13,7 +13,7 @@ import triton.language as tl
 _STRIDES = [f"{side}_{axis}" for side in ("source", "target") for axis in ("start", "slot", "outer", "middle", "inner")]
 
 
-@triton.jit(do_not_specialize=["rows", "middle", "inner", "chunk", *_STRIDES])
+@triton.jit(do_not_specialize=["source_slots", "target_slots", "rows", "middle", "inner", "chunk", *_STRIDES])
 def copy_pages(source, target, source_slots, target_slots, rows: tl.int32, middle: tl.int32, inner: tl.int32,
                chunk: tl.int32, source_start: tl.int64, source_slot: tl.int64, source_outer: tl.int64,
                source_middle: tl.int64, source_inner: tl.int64, target_start: tl.int64, target_slot: tl.int64,

@@ -111,4 +111,3 @@ def _launch(
         outside_token=outside.stride(0), outside_head=outside.stride(1), outside_dim=outside.stride(2),
         **plane.arguments("cache"), FORMAT=plane.code, ROWS=rows, **constants, num_warps=4,
     )  # fmt: skip
-

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
+from ...model.arithmetic import div_up
 from ...sim.layout import KEY, KEY_SCALE, VALUE, VALUE_SCALE
 from ..attention.decode import decode
 from ..attention.problem import QUERY_TYPES, PagedAttention
@@ -137,9 +138,7 @@ def _wanted_skipping(ready: Prepared, shape: Shape, skipped: Skipped, threshold:
         wrong[request] = _contradicted(rows, skipped.flags[request], block, threshold)
         by_row = flags.unflatten(1, (count, group)).transpose(1, 2).flatten(0, 1).to(torch.bool)
         wanted.append(
-            reference.skip_softmax(
-                ready.queries[request], keys, values, seen, ready.problem.score_scale, by_row, block
-            )
+            reference.skip_softmax(ready.queries[request], keys, values, seen, ready.problem.score_scale, by_row, block)
         )
     return torch.stack(wanted), wrong
 
@@ -158,7 +157,8 @@ def _contradicted(rows: Any, flags: Any, block: int, threshold: float, margin: f
             none = torch.isneginf(peak[:, tile * ROWS : (tile + 1) * ROWS]).all(-1)  # nothing seen: free to skip
             flag = flags[:, tile, number] != 0
             wrong[:, tile, number] = ((surely & ~flag & ~none) | (never & flag)).to(wrong.dtype)
-    wrong[:, :, (rows.shape[2] + block - 1) // block :] = flags[:, :, (rows.shape[2] + block - 1) // block :]  # floor: up
+    past_the_end = div_up(rows.shape[2], block)
+    wrong[:, :, past_the_end:] = flags[:, :, past_the_end:]
     return wrong
 
 
@@ -178,8 +178,10 @@ def trial_latent(device: Device, shape: Shape) -> Outcome:
     queries = numbers(generator, asked, where).to(QUERY_TYPES[shape.format])
     out = _before_the_start(poisoned((*asked[:-1], shape.value_dim), where), shape)
     scale = 0.1  # float: any will do
-    options = {"latent_dim": shape.value_dim, "scale": scale, "window": shape.window, "sinks": shape.sinks}
-    latent(rows, held.table, held.lengths, queries, out, **options)
+    latent(
+        rows, held.table, held.lengths, queries, out, latent_dim=shape.value_dim, scale=scale, window=shape.window,
+        sinks=shape.sinks,
+    )  # fmt: skip
     device.synchronize()
     wanted = []
     for request, kept in enumerate(contents):

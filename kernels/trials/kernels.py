@@ -60,7 +60,10 @@ class Campaign(msgspec.Struct, frozen=True):
 
 def run_trials(device: Device, trial: Trial, seeds: Iterable[int], size: str = LARGE) -> Campaign:
     """Try every seed; a kernel that raises counts as failed."""
-    failures, l2, worst, count = [], {}, {}, 0
+    failures: list[tuple[Shape, str]] = []
+    l2: dict[str, float] = {}
+    worst: dict[str, float] = {}
+    count = 0
     for seed in seeds:
         shape = trial.draw(trial.name, seed, size)
         count += 1

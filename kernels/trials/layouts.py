@@ -74,9 +74,7 @@ def _layout(shape: Shape, planes: list[_Plane], slots: int) -> Layout:
         at += pitch * slots if shape.planes_apart else size
     size_bytes = at if shape.planes_apart else total * slots
     pool = Pool("target", 0, 0, slots, exact_div(size_bytes, slots, "slot of a trial's pool"), size_bytes)
-    return Layout(
-        allocator="trial", pools=(pool,), life_cycles=(LifeCycle("target", 0),), buffers=tuple(buffers)
-    )
+    return Layout(allocator="trial", pools=(pool,), life_cycles=(LifeCycle("target", 0),), buffers=tuple(buffers))
 
 
 def _aligned(shape: Shape) -> bool:

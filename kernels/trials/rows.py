@@ -9,8 +9,8 @@ import torch
 from ...model.formats import ElementFormat
 from ...sim.layout import KEY, KEY_SCALE, VALUE
 from ..device import Device
-from ..pages.copying import fork_pages, gather_pages, scatter_pages
 from ..paged.views import POISON_BYTE, CacheView, LayoutMemory, PagedPlane
+from ..pages.copying import fork_pages, gather_pages, scatter_pages
 from ..quantize.rows import append, dequantize_pages, fetch, quantize_pages
 from ..reference.bounds import STORED_BOUNDS, Bound
 from ..reference.numbers import as_stored

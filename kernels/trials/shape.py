@@ -1,7 +1,7 @@
 """``Shape``: one trial's numbers, drawn from a seed, small enough to read and to shrink.
 
-Nothing is a power of two or contiguous unless a draw says so: rows have gaps, pages have gaps, elements may stand apart,
-head dims and pages have odd sizes.
+Nothing is a power of two or contiguous unless a draw says so: rows have gaps, pages have gaps, elements may stand
+apart, head dims and pages have odd sizes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ STATES_DRAWN: Final = (ElementFormat.FP32, ElementFormat.BF16, ElementFormat.FP1
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """One trial.
 
-    ``lengths`` are the tokens of each request, ``query_tokens`` the last ones that ask. ``element_step`` is the distance
-    of neighbouring elements, ``row_gap``, ``page_gap`` and ``slot_gap`` are unused containers after each row, page and
-    slot; ``planes_apart`` keeps K and V in planes of their own instead of side by side in the slot. Recurrent trials
+    ``lengths`` are the tokens of each request, ``query_tokens`` the last ones that ask. ``element_step`` is the
+    distance of neighbouring elements, ``row_gap``, ``page_gap`` and ``slot_gap`` are unused containers after each row,
+    page and slot; ``planes_apart`` keeps K and V in planes of their own instead of side by side in the slot. Recurrent trials
     read ``heads``, ``group`` (heads per group), ``head_dim``, ``value_dim`` (state size), ``taps``, ``lengths`` (steps
     are ``query_tokens``), ``format`` and ``conv_format``.
     """
@@ -52,7 +52,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     planes_apart: bool = False
     unit: float = 1.0
     conv_format: ElementFormat = ElementFormat.BF16
-    taps: int = 3
+    taps: int = 1
 
 
 LARGE: Final = "large"

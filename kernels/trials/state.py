@@ -73,7 +73,9 @@ def trial_conv(device: Device, shape: Shape) -> Outcome:
         wanted, held = reference.conv_step(held, *wide)
         held = _kept(held, shape.conv_format)
         results.append((f"token {token}", out[:-1], wanted, bound))
-        results.append((f"padding row of token {token}", torch.isnan(out[-1]).to(out.dtype), torch.ones_like(wide[2]), bound))
+        results.append(
+            (f"padding row of token {token}", torch.isnan(out[-1]).to(out.dtype), torch.ones_like(wide[2]), bound)
+        )
     device.synchronize()
     return judge([*results, ("conv state", ready.view.tensor()[ready.rows], held, bound)])
 
