@@ -26,10 +26,10 @@ def judged(source: CacheSpec, destination: CacheSpec, allocator: str = PACKED, *
     return judge_pair(Pair(source=source, destination=destination, **dp), allocator)
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "nvfp4"])
-def test_all_pairs_of_the_five_layouts_transfer_once(deploy: Deploy, kv_dtype: str) -> None:
+@pytest.mark.parametrize(("kv_dtype", "state_dtype"), [("bf16", "fp32"), ("fp8", "fp16"), ("nvfp4", "bf16")])
+def test_all_pairs_of_the_five_layouts_transfer_once(deploy: Deploy, kv_dtype: str, state_dtype: str) -> None:
     # Four tokens a block: pages shrink alike, and so does the packed plane.
-    specs = {name: deploy(name, kv_dtype, tokens_per_block=4) for name in FIVE}
+    specs = {name: deploy(name, kv_dtype, tokens_per_block=4, state_dtype=state_dtype) for name in FIVE}
     for one, other in itertools.product(FIVE, repeat=2):
         verdict = judged(specs[one], specs[other])
         assert verdict.status == "clean", (one, other, verdict.findings)
