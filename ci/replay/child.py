@@ -38,7 +38,7 @@ def main(arguments: Sequence[str], opened: Callable[[str], Device] = open_device
     except SpecError as error:
         send(answers, Failed("unusable", str(error)))
         return 2
-    send(answers, Hello(device.name, _versions()))
+    send(answers, Hello(device.name, versions()))
     gc.collect()
     gc.freeze()  # what was imported is no garbage
     try:
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str], opened: Callable[[str], Device] = open_device
         return 1
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that a replay depends on, of those that are installed."""
     found = {}
     for package in PACKAGES:
         try:
