@@ -20,7 +20,6 @@ from ..rejection import Rejected
 from .method import Method
 from .plan import Plan
 from .planning import SOUND, plan_transfer
-from .proof import prove, slots_needed
 
 MAX_RANKS = 512
 """Most ranks of one side that hold a request."""
@@ -75,6 +74,8 @@ def judge_pair(
 
     Raises ``SpecError`` for an unknown allocator, and for pools too large to be proved.
     """
+    from .proof import prove  # which imports numpy; reading a pair, or the table of faults, does not
+
     source, destination = comparable(pair)
     sides: list[tuple[Layout, ...]] = []
     for name, spec, dp, allocator in (
@@ -94,6 +95,8 @@ def judge_pair(
 
 def comparable(pair: Pair) -> tuple[CacheSpec, CacheSpec]:
     """Return the two specs with as many slots as a proof needs."""
+    from .proof import slots_needed
+
     needed = slots_needed(pair.source, pair.destination)
     source, destination = (
         msgspec.structs.replace(spec, slots=slots, state_slots=None, quota_bytes=None)

@@ -145,7 +145,7 @@ def test_the_table_holds_every_faulty_rule_set_and_policy_once() -> None:
     assert names == [entry.name for entry in (*FAULTY_RULE_SETS, *FAULTY_POLICIES)]
     assert ALL_FAULTS[: len(FAULTS) + len(SELECTION_FAULTS)] == (*FAULTS, *SELECTION_FAULTS)
     assert len({fault.name for fault in ALL_FAULTS}) == len(ALL_FAULTS)
-    assert {fault.kind for fault in ALL_FAULTS} == {"layout", "selection", "transfer"}
+    assert {fault.kind for fault in ALL_FAULTS} == {"layout", "trace", "selection", "transfer"}
 
 
 def audited(name: str) -> Audit:
