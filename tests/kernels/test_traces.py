@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from kvsan.ci.cases import Case, load_case
 from kvsan.kernels import traces as traces_module
 from kvsan.kernels.device import Device
 from kvsan.kernels.probe import launch
@@ -16,35 +18,20 @@ from kvsan.sim.cache.managers import running_cache
 from kvsan.sim.cache.records import Record, execute
 from kvsan.sim.cache.shadow import Shadow
 from kvsan.sim.cache.trace import Trace
-from kvsan.strategies.traces import traces
+
+CORPUS = Path(__file__).resolve().parents[2] / "examples" / "cases" / "traces"
+NAMED = ("offload-swap", "rewind-across-blocks", "suspend-resume-other-slots")
+"""The quickest of the named traces; all five are replayed by hand and on a GPU."""
+TRACES = [load_case(CORPUS / f"{name}.json") for name in NAMED]
+LAST = TRACES[-1].input
+assert isinstance(LAST, Trace)
 
 
-def drawn(count: int, longest: int) -> list[Trace]:
-    found: list[Trace] = []
-
-    @seed(5)
-    @settings(
-        max_examples=count,
-        database=None,
-        phases=[Phase.generate],
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(traces("trtllm-v2", max_operations=longest))
-    def collect(trace: Trace) -> None:
-        found.append(trace)
-
-    collect()
-    return found
-
-
-TRACES = [trace for trace in drawn(30, 40) if len(trace.operations) >= 12][-3:]
-
-
-@pytest.mark.parametrize("allocator", ["trtllm-v1", "trtllm-v2"])
-@pytest.mark.parametrize("trace", TRACES, ids=range(len(TRACES)))
-def test_sound_caches_read_back_what_they_wrote(host: Device, trace: Trace, allocator: str) -> None:
+@pytest.mark.parametrize("case", TRACES, ids=NAMED)
+def test_sound_caches_read_back_what_they_wrote(host: Device, case: Case) -> None:
     """And at every mark and the end all memory is what the simulator says, host tier included."""
+    trace, allocator = case.input, case.allocator
+    assert isinstance(trace, Trace)
     replayed = replay_trace(host, trace, allocator, mark_every=4)
     assert replayed.findings == ()
     assert replayed.marks == -(-len(trace.operations) // 4)
@@ -57,8 +44,8 @@ def test_sound_caches_read_back_what_they_wrote(host: Device, trace: Trace, allo
 
 def test_records_in_one_launch_touch_no_byte_twice_unless_they_read() -> None:
     """Grouping keeps the order that matters: NumPy's one-by-one execution of the groups gives the same memory."""
-    cache = running_cache(TRACES[-1].spec, "trtllm-v2", record=True)
-    for number, operation in enumerate(TRACES[-1].operations):
+    cache = running_cache(LAST.spec, "trtllm-v2", record=True)
+    for number, operation in enumerate(LAST.operations):
         cache.apply(number, operation)
     records = cache.shadow.records or []
     rng = np.random.default_rng(1)
@@ -94,7 +81,7 @@ def test_a_write_that_is_lost_is_read_back_wrong(host: Device, monkeypatch: pyte
             yield start, kept
 
     monkeypatch.setattr(traces_module, "_groups", without_writes)
-    replayed = replay_trace(host, TRACES[-1], "trtllm-v2", mark_every=1)
+    replayed = replay_trace(host, LAST, "trtllm-v2", mark_every=1)
     assert lost
     assert {finding.rule for finding in replayed.findings} >= {"replay-mismatch"}
     assert "the simulator says" in replayed.findings[-1].message
