@@ -27,7 +27,9 @@ from ..sim.registry import Allocator, allocate, resolve
 from ..sim.rejection import Rejected
 from ..sim.rules import RULES
 from ..sim.verdict import judge
+from .selection_faults import SELECTION_FAULTS, SelectionFault
 from .simplicity import size
+from .transfer_faults import TRANSFER_FAULTS, TransferFault
 
 _TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM"
 _VLLM: Final = "https://github.com/vllm-project/vllm"
@@ -394,7 +396,10 @@ FAULTS: Final[tuple[Fault, ...]] = (
         minimum_json=_trace(_LATENT, "admit 0 1;extend 0 2;rewind 0 2;extend 0 1;step 1", slots=3),
     ),
 )
-"""All faults, the canary first."""
+"""All faulty allocators, the canary first; those of selection and of transfers are behind them in ``ALL_FAULTS``."""
+
+ALL_FAULTS: Final[tuple[Fault | SelectionFault | TransferFault, ...]] = (*FAULTS, *SELECTION_FAULTS, *TRANSFER_FAULTS)
+"""The whole table; ``kind`` tells what a fault varies."""
 
 CANARY: Final = "fault:canary"
 

@@ -6,8 +6,6 @@ for each stage, and every rank still gets a document of its own. Anybody else's 
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,7 +19,7 @@ from .allocator_choice import choose_allocator, import_from_here
 from .deployment import Given, deploy_model, read_deployment, read_model
 from .document import document_of
 from .examination import Examination, examine
-from .output import print_report, terminal, watched, write_bytes, write_json
+from .output import print_report, stdout_kept, terminal, watched, write_bytes, write_json
 from .saved_case import SavedCase, read_saved_case
 from .status import CLEAN, WRONG
 
@@ -41,7 +39,7 @@ def check_one_rank(config: str, given: Given, allocator_name: str | None, json: 
     saved = read_saved_case(config, allocator_name)
     if saved is not None and isinstance(saved.case.input, Trace):
         return _check_trace(saved, saved.case.input, given, json)
-    with contextlib.redirect_stdout(sys.stderr):  # an allocator of somebody's own may print
+    with stdout_kept():  # an allocator of somebody's own may print
         deployment = read_deployment(given)
         model = read_model(config) if saved is None else spec_of(saved.case)
         loaded = deploy_model(model, deployment, given, config)
@@ -76,7 +74,7 @@ def _check_trace(saved: SavedCase, trace: Trace, given: Given, json: bool) -> in
 
 def check_all_ranks(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
     """Run ``check`` for all ranks; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         deployment = read_deployment(given)
         loaded = deploy_model(read_model(config), msgspec.structs.replace(deployment, rank=0), given, config)
         count = loaded.spec.parallel.world_size

@@ -39,6 +39,14 @@ def fuzz(
     workers: Annotated[
         str | None, typer.Option("--workers", metavar="N", help="Worker processes.", rich_help_panel=_BUDGET)
     ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            "--family",
+            metavar="NAME",
+            help="Specs to draw: dense, dense-v1, qsa or any; else what the allocator is known to support.",
+        ),
+    ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Same seed, same examples.")] = "0",
     cases: Annotated[
         str, typer.Option("--cases", metavar="DIR", help="Where cases are saved; made when there is one.")
@@ -57,5 +65,6 @@ def fuzz(
         "--profile": profile,
         "--workers": workers,
         "--seed": seed,
+        "--family": family,
     }
     return fuzz_allocator(allocator, given, cases, require_coverage, json, traces=traces)

@@ -13,14 +13,16 @@ from ..ci.profiles import profile_named
 from ..model.arithmetic import div_up
 from ..model.errors import SpecError, shown
 from ..sim.cache.faulty import faulty_entry
+from ..sim.registry import is_foreign
+from ..strategies.families import family_named
 from .allocator_choice import import_from_here
-from .output import print_report, terminal, write_json
+from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
 
 if TYPE_CHECKING:
     from ..ci.traces.campaign import TraceResult
 
-_OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "profile", "workers")}
+_OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "family", "profile", "workers")}
 
 
 def fuzz_allocator(
@@ -34,7 +36,7 @@ def fuzz_allocator(
 ) -> int:
     """Run the campaign and report it; return the exit status."""
     import_from_here()
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         try:
             options = read_options(allocator, given, cases, traces=traces)
             with _live() as show:
@@ -90,6 +92,8 @@ def read_options(allocator: str, given: Mapping[str, str | None], cases: str, *,
         seconds=seconds,
         workers=_whole(given, "--workers", 1, 256) or profile.workers,
         cases=Path(cases),
+        family=None if given["--family"] is None else family_named(given["--family"]).name,
+        isolate=is_foreign(allocator),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..ci.cases import MAX_CASE_BYTES, Case, case_allocator, load_case
+from ..model.errors import without_byte_order_mark
 from .examination import Examination
 
 
@@ -40,7 +41,7 @@ def read_saved_case(config: str, allocator: str | None) -> SavedCase | None:
     try:
         if not path.is_file() or path.stat().st_size > MAX_CASE_BYTES:
             return None
-        kind = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("kvsan")
+        kind = msgspec.json.decode(without_byte_order_mark(path.read_bytes()), type=dict[str, Any]).get("kvsan")
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None  # the reader of models words these errors
     if kind != "case":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
 from ..ci.cases import Case, FoundRule, add_case
@@ -12,7 +11,7 @@ from ..ci.traces.reducer import reduce_trace
 from ..ci.traces.simplicity import size
 from ..model.errors import SpecError
 from ..sim.cache.trace import Trace
-from .output import print_report, terminal, write_json
+from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
 from .trace_case import judge_saved_trace
 from .trace_words import describe_trace
@@ -22,7 +21,7 @@ def shrink_trace_case(
     path: str, case: Case, trace: Trace, allocator: str, rule: str | None, folder: Path, json: bool
 ) -> int:
     """Reduce ``trace``; return 1 when it still fails (and was reduced), 0 when nothing fails any more."""
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         shrinking = _Shrinking(case, trace, allocator, rule)
         if shrinking.rule is None:
             interrupted, saved = False, None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import Any
 
 import msgspec
@@ -13,7 +11,7 @@ from ..ci.traces.judging import Judged, judge_trace
 from ..model.errors import SpecError, shown
 from ..sim.cache.trace import Trace
 from ..sim.rejection import Rejected
-from .output import print_report, terminal, write_json
+from .output import print_report, stdout_kept, terminal, write_json
 from .saved_case import SavedCase
 from .status import CLEAN, WRONG
 from .trace_words import describe_trace
@@ -21,7 +19,7 @@ from .trace_words import describe_trace
 
 def check_trace_case(saved: SavedCase, trace: Trace, json: bool) -> int:
     """Run a saved trace again and report it; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):  # an allocator of somebody's own may print
+    with stdout_kept():  # an allocator of somebody's own may print
         judged = judge_saved_trace(trace, saved.allocator)
     rules = list(dict.fromkeys(fault.rule for fault in judged.faults))
     outcome = saved.outcome_of(rules)

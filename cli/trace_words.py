@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..sim.cache.trace import Trace, words
-from .spec_words import describe_spec
+from ..sim.spec_words import describe_spec
 
 MAX_LINES = 60
 """Operations that are spelled out."""

@@ -58,7 +58,7 @@ class LifeCycle(msgspec.Struct, frozen=True):
     sink_blocks: int = 0
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """A named piece of a buffer that packs several planes: ``page`` lies ``offset_bytes`` into the buffer's page."""
 
     layer: int
@@ -67,7 +67,7 @@ class Part(msgspec.Struct, frozen=True):
     page: Page
 
 
-class Buffer(msgspec.Struct, frozen=True):
+class Buffer(msgspec.Struct, frozen=True, gc=False):
     """The storage of one role of one layer in every slot of a pool.
 
     ``layer`` is the global layer index, ``pool`` and ``life_cycle`` index the layout's tuples. ``page_bytes`` is what
@@ -124,7 +124,7 @@ class PageTable(msgspec.Struct, frozen=True):
     missing_guard: str | None = None
 
 
-class Access(msgspec.Struct, frozen=True):
+class Access(msgspec.Struct, frozen=True, gc=False):
     """The bytes that one consumer reaches for one role, by its own formula or view.
 
     The consumer believes that it sees buffer ``buffer`` (its part ``part`` where that is not negative). Its k-th cell

@@ -15,7 +15,7 @@ from ..model.arithmetic import exact_div
 from ..model.formats import SCALE_BLOCK_ELEMENTS, ElementFormat
 
 
-class Page(msgspec.Struct, frozen=True, cache_hash=True):
+class Page(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """One page of one role.
 
     ``axes`` names the axes from outermost in, ``shape`` counts storage containers along each, ``stride_bytes`` are

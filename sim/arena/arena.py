@@ -8,11 +8,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.arithmetic import exact_div
 from ..checking import FINDINGS_PER_RULE, check
 from ..finding import Finding
 from ..layout import Layout
-from .fewer_slots import with_fewer_slots
+from .fewer_slots import CHUNK_BYTES, with_fewer_slots
 from .findings import find
+from .fold import fold
 from .memory import PoolMemory, digit_of, numbers_of
 from .owners import OwnerTable, owner_table
 from .views import Memory, access_bytes, write
@@ -93,21 +95,33 @@ class Arena:
         return PoolMemory(self.layout, self.table, pool).contested()
 
     def digest(self) -> str:
-        """Return the BLAKE2b-128 of all predicted bytes, in hexadecimal.
-
-        Order: pools as in the layout; of each its rounds, of each the digits from the lowest; of each the pool's bytes
-        from the base. Before a pool's bytes stands one line ``pool <number> <bytes> <rounds> <digits>``.
-        """
-        state = hashlib.blake2b(digest_size=16)
+        """Return one number for all predicted bytes, see ``digest_of_folds``."""
+        folds: dict[tuple[int, int, int], int] = {}
         for pool in range(len(self.layout.pools)):
             memory = PoolMemory(self.layout, self.table, pool)
-            rounds, digits = len(memory.rounds), self.table.digits
-            state.update(f"pool {pool} {memory.size_bytes} {rounds} {digits}\n".encode())
-            for round_index in range(rounds):
-                for digit in range(digits):
+            for round_index in range(len(memory.rounds)):
+                for digit in range(self.table.digits):
+                    total, words = 0, 0
                     for chunk in memory.predicted(round_index, digit):
-                        state.update(chunk.tobytes())
-        return state.hexdigest()
+                        total += fold(chunk, words)
+                        words += exact_div(CHUNK_BYTES, 4, "chunk in bytes")
+                    folds[pool, round_index, digit] = total % (1 << 64)
+        return digest_of_folds(self.layout, self.table, folds)
+
+
+def digest_of_folds(layout: Layout, table: OwnerTable, folds: dict[tuple[int, int, int], int]) -> str:
+    """Return the BLAKE2b-128 in hexadecimal of one line ``pool <number> <bytes> <round> <digit> <fold>`` for each fold.
+
+    ``folds`` maps (pool, round, digit) to the fold (see ``fold``) of the pool's bytes after that pass. The lines go by
+    pool, of each by its own rounds, of each by the digits from the lowest.
+    """
+    state = hashlib.blake2b(digest_size=16)
+    for pool, rounds in enumerate(table.rounds):
+        for round_index in range(len(rounds)):
+            for digit in range(table.digits):
+                size, value = max(0, layout.pools[pool].size_bytes), folds[pool, round_index, digit]
+                state.update(f"pool {pool} {size} {round_index} {digit} {value:016x}\n".encode())
+    return state.hexdigest()
 
 
 def arena_findings(layout: Layout, *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Finding]:

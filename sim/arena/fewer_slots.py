@@ -66,18 +66,27 @@ def with_fewer_slots(layout: Layout, max_bytes: int) -> Layout:
     if arena_bytes(layout) <= max_bytes:
         return layout
     slots = _slots_that_fit(layout, max_bytes)
-    cut = _allocated_again(layout, slots)
-    if cut is None:
-        cut = _cut(layout, slots)
+    cut = with_slots(layout, slots, f"an arena of {max_bytes} B")
     needed = arena_bytes(cut)
     if needed > max_bytes:
         raise SpecError("layout", f"found pools whose bytes need {needed} B of arena, needs at most {max_bytes} B")
+    return cut
+
+
+def with_slots(layout: Layout, slots: dict[GroupKey, int], memory: str) -> Layout:
+    """Return ``layout`` with at most ``slots`` slots in each (manager, group), where that can be cut.
+
+    A note says what was cut, and that ``memory`` is why.
+    """
+    cut = _allocated_again(layout, slots)
+    if cut is None:
+        cut = _cut(layout, slots)
     counts = [
         f"{pool_name(now)} has {now.slot_count} slots instead of {pool.slot_count}"
         for pool, now in zip(layout.pools, cut.pools, strict=True)
         if now.slot_count != pool.slot_count
     ]
-    note = f"an arena of {max_bytes} B holds fewer slots than asked for: {', '.join(counts)}"
+    note = f"{memory} holds fewer slots than asked for: {', '.join(counts)}"
     return msgspec.structs.replace(cut, notes=(*cut.notes, note))
 
 

@@ -7,21 +7,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from ..finding import Finding
 from ..layout import Buffer, Layout
 from ..rules.rule import access_name, buffer_name, place_of, pool_name
 from .memory import PoolMemory
+from .missing import missing_findings
 from .owners import OwnerTable
 from .reached import reached_findings
 from .shared import shared_cells, shared_elements
 from .views import ByteView, access_bytes, buffer_bytes, view_of_page
 
+MEMORY_RULES: Final = ("bounds", "alias", "op-address", "sentinel", "int32", "replay-mismatch")
+"""Rules that memory can break, in the order of a report; the arena has no consumers with 32-bit offsets."""
+
 
 def find(layout: Layout, table: OwnerTable, limit: int) -> list[Finding]:
     """Return at most ``limit`` findings of each rule, pool by pool."""
-    found: dict[str, list[Finding]] = {"bounds": [], "alias": [], "op-address": [], "replay-mismatch": []}
-    _add(found, _bounds(layout), limit)
+    found: dict[str, list[Finding]] = {rule: [] for rule in MEMORY_RULES}
+    _add(found, bounds_findings(layout), limit)
     _add(found, shared_elements(layout), limit)
     for pool in range(len(layout.pools)):
         _add(found, _pool_findings(layout, table, pool), limit)
@@ -40,9 +45,10 @@ def _pool_findings(layout: Layout, table: OwnerTable, pool: int) -> Iterator[Fin
     yield from shared_cells(layout, memory)
     memory.bytes[:] = 0
     yield from reached_findings(layout, memory)
+    yield from missing_findings(layout, memory)
 
 
-def _bounds(layout: Layout) -> Iterator[Finding]:
+def bounds_findings(layout: Layout) -> Iterator[Finding]:
     """Yield buffers, parts and accesses with a cell outside its pool, slot or page."""
     for index, buffer in enumerate(layout.buffers):
         outside = _cell_outside(layout, buffer)

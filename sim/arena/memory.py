@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..layout import Layout
 from .fewer_slots import CHUNK_BYTES
-from .owners import OwnerTable, Stamp
+from .owners import OwnerTable, PoolOwners, Stamp
 from .views import ByteView, Memory, Numbers, cell_place, claim, write
 
 
@@ -23,6 +23,11 @@ class PoolMemory:
         self.rounds = table.rounds[pool]
         self.bytes: Memory = np.zeros(self.size_bytes, dtype=np.uint8)
         self.shadows = [self.shadow(stamps) for stamps in self.rounds]
+
+    @property
+    def pool_owners(self) -> PoolOwners:
+        """The pool's owners, without its memory."""
+        return PoolOwners(self.table, self.pool, self.size_bytes)
 
     def cells(self, view: ByteView) -> range:
         """Return the cells of ``view`` that lie in the pool; the others are never touched."""

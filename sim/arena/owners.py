@@ -16,16 +16,18 @@ meet in its round, or differ in (group, slot id), and meet in the last. In any o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ..layout import Layout
-from .views import ByteView, buffer_bytes
+from .views import ByteView, buffer_bytes, holds
 
 GroupKey = tuple[str, int]
 """Manager and group: what slot ids are drawn from."""
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True, gc=False):
     """A buffer (``part`` -1) or a part of one, and the number of its slot 0."""
 
     buffer: int
@@ -35,7 +37,7 @@ class Owner(msgspec.Struct, frozen=True):
     view: ByteView
 
 
-class Stamp(msgspec.Struct, frozen=True):
+class Stamp(msgspec.Struct, frozen=True, gc=False):
     """What one owner writes in a round: number ``first_number + slot`` into each cell."""
 
     owner: int
@@ -66,6 +68,22 @@ class OwnerTable(msgspec.Struct, frozen=True):
     def may_both_live(self, first: int, first_slot: int, second: int, second_slot: int) -> bool:
         """Whether two different cells, given by life cycle and slot id, may be live at the same time."""
         return first == second or self.groups[first] != self.groups[second] or first_slot != second_slot
+
+
+class PoolOwners(msgspec.Struct, frozen=True):
+    """The owners of one pool of ``size_bytes``."""
+
+    table: OwnerTable
+    pool: int
+    size_bytes: int
+
+    def holders(self, byte: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield every owner with the slots in which it holds ``byte``."""
+        for number, owner in enumerate(self.table.owners):
+            if owner.view.pool == self.pool:
+                slots = holds(owner.view, self.size_bytes, byte)
+                if slots:
+                    yield number, slots
 
 
 def owner_table(layout: Layout) -> OwnerTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,9 +18,12 @@ from ..finding import Finding
 from ..layout import Access, Layout
 from ..rules.rule import access_name, place_of, pool_name, stored_place
 from .memory import PoolMemory, digit_of
-from .owners import Stamp
-from .shared import Cell, owner_name, owners_of
+from .owners import PoolOwners, Stamp
+from .shared import Cell, owner_name
 from .views import ByteView, access_bytes, buffer_bytes, cell_offsets, cell_place, unlike, write
+
+Stray: TypeAlias = tuple[int, int]
+"""A slot, and the first byte that an access reaches for it."""
 
 
 def reached_findings(layout: Layout, memory: PoolMemory) -> Iterator[Finding]:
@@ -27,7 +31,7 @@ def reached_findings(layout: Layout, memory: PoolMemory) -> Iterator[Finding]:
 
     The memory must be zero, and is zero again afterwards.
     """
-    tried: dict[Access, tuple[int, int] | None] = {}
+    tried: dict[Access, Stray | None] = {}
     for access in layout.accesses:
         if access.pool != memory.pool:
             continue
@@ -36,43 +40,55 @@ def reached_findings(layout: Layout, memory: PoolMemory) -> Iterator[Finding]:
             tried[key] = _stray(layout, memory, access)
         stray = tried[key]
         if stray is not None:
-            yield _op_address(layout, memory, access, *stray)
-            found = _trespass(layout, memory, access)
-            if found is not None:
-                yield _trespass_finding(layout, memory, access, *found)
+            yield op_address_finding(layout, memory.pool_owners, access, *stray)
+            yield from trespass_findings(layout, memory, access)
 
 
-def _stray(layout: Layout, memory: PoolMemory, access: Access) -> tuple[int, int] | None:
-    """Return (slot, the first byte that the access reaches there) of the first cell that strays, or None.
-
-    The memory must be zero, and is zero again afterwards.
-    """
-    buffer = layout.buffers[access.buffer]
-    reach = access_bytes(access)
+def _stray(layout: Layout, memory: PoolMemory, access: Access) -> Stray | None:
+    """Return the first cell that strays, or None. The memory must be zero, and is zero again afterwards."""
+    reach, stored = access_bytes(access), stored_bytes(layout, access)
     if reach.count == 0:
         return None
-    own = buffer_bytes(buffer, access.part)
-    stored = msgspec.structs.replace(
+    if elsewhere(layout, access) is not None:
+        return elsewhere(layout, access)
+    strays = [
+        cell
+        for cell in (apart(memory.size_bytes, reach, stored), _differing(memory, reach, stored))
+        if cell is not None
+    ]
+    return stray_cell(access, min(strays)) if strays else None
+
+
+def stored_bytes(layout: Layout, access: Access) -> ByteView:
+    """Return the storage of the cells that ``access`` stands for, cell by cell."""
+    own = buffer_bytes(layout.buffers[access.buffer], access.part)
+    return msgspec.structs.replace(
         own,
         offset_bytes=own.start(access.first_slot),
         pitch_bytes=own.pitch_bytes * access.slot_step,
         count=access.cell_count,
     )
+
+
+def stray_cell(access: Access, cell: int) -> Stray:
+    """Return the slot that a cell of ``access`` stands for, and the first byte that it reaches."""
+    return access.first_slot + cell * access.slot_step, access_bytes(access).start(cell)
+
+
+def elsewhere(layout: Layout, access: Access) -> Stray | None:
+    """Return the first cell of an access to another pool, or to slots that the buffer does not have; else None."""
+    buffer = layout.buffers[access.buffer]
     if access.pool != buffer.pool:
-        return access.first_slot, reach.start(0)
+        return stray_cell(access, 0)
     for cell in (0, access.cell_count - 1):
-        slot = access.first_slot + cell * access.slot_step
-        if not 0 <= slot < buffer.slot_count:
-            return slot, reach.start(cell)
-    strays = [cell for cell in (_apart(memory, reach, stored), _differing(memory, reach, stored)) if cell is not None]
-    if not strays:
-        return None
-    return access.first_slot + min(strays) * access.slot_step, reach.start(min(strays))
+        if not 0 <= access.first_slot + cell * access.slot_step < buffer.slot_count:
+            return stray_cell(access, cell)
+    return None
 
 
-def _apart(memory: PoolMemory, reach: ByteView, stored: ByteView) -> int | None:
-    """Return the first cell of which just one of the access and the storage lies in the pool."""
-    one, other = memory.cells(reach), memory.cells(stored)
+def apart(size_bytes: int, reach: ByteView, stored: ByteView) -> int | None:
+    """Return the first cell of which just one of the access and the storage lies in a pool of ``size_bytes``."""
+    one, other = reach.inside(size_bytes), stored.inside(size_bytes)
     if one == other or not (one or other):
         return None
     return _first_in_one(one, other)
@@ -116,7 +132,8 @@ def _first_unlike(memory: PoolMemory, reach: ByteView, stored: ByteView, cells: 
     return cells.start + min(found) if found else None
 
 
-def _op_address(layout: Layout, memory: PoolMemory, access: Access, slot: int, reached: int) -> Finding:
+def op_address_finding(layout: Layout, pool: PoolOwners, access: Access, slot: int, reached: int) -> Finding:
+    """Return that ``access`` reaches byte ``reached`` of ``pool`` for a slot, and what it should have reached."""
     start, pitch, page = stored_place(layout, access)
     cell = 0 if access.slot_step == 0 else (slot - access.first_slot) // access.slot_step  # floor: exact, a whole step
     right = start + cell * pitch
@@ -127,7 +144,7 @@ def _op_address(layout: Layout, memory: PoolMemory, access: Access, slot: int, r
         what = f"a page of {access.page.span_bytes} B, where the storage has one of {page.span_bytes} B"
     else:
         what = f"byte {reached} of {pool_name(layout.pools[access.pool])} in slot {slot}, where the storage has it at "
-        what += f"byte {right} of {pool_name(layout.pools[buffer.pool])}" + _holder(layout, memory, reached)
+        what += f"byte {right} of {pool_name(layout.pools[buffer.pool])}" + _holder(layout, pool, reached)
     return Finding(
         rule="op-address",
         message=f"the {access_name(layout, access)} reaches {what}",
@@ -136,12 +153,19 @@ def _op_address(layout: Layout, memory: PoolMemory, access: Access, slot: int, r
     )
 
 
-def _holder(layout: Layout, memory: PoolMemory, byte: int) -> str:
+def _holder(layout: Layout, pool: PoolOwners, byte: int) -> str:
     """Return whose page ``byte`` lies in, as the end of a sentence."""
-    for number, slots in owners_of(memory, byte):
-        owner = memory.table.owners[number]
+    for number, slots in pool.holders(byte):
+        owner = pool.table.owners[number]
         return f": a byte of {owner_name(layout, owner)} in slot {slots[0]}"
     return ": nobody's page"
+
+
+def trespass_findings(layout: Layout, memory: PoolMemory, access: Access) -> Iterator[Finding]:
+    """Yield what a stray access reaches of somebody else's live cells; only the memory's owners are looked at."""
+    found = _trespass(layout, memory, access)
+    if found is not None:
+        yield _trespass_finding(layout, memory, access, *found)
 
 
 def _trespass(layout: Layout, memory: PoolMemory, access: Access) -> tuple[int, Cell, int] | None:

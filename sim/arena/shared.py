@@ -8,8 +8,8 @@ from ..finding import Finding
 from ..layout import Layout
 from ..rules.rule import buffer_name, place_of, pool_name
 from .memory import PoolMemory, digit_of
-from .owners import Owner
-from .views import first_byte, holds, shared_element, unlike
+from .owners import Owner, PoolOwners
+from .views import first_byte, shared_element, unlike
 
 Cell = tuple[int, int]
 """An owner, by its place in the table, and a slot."""
@@ -34,7 +34,7 @@ def shared_elements(layout: Layout) -> Iterator[Finding]:
 
 def shared_cells(layout: Layout, memory: PoolMemory) -> Iterator[Finding]:
     """Yield the pairs of owners of which one reads the other's number back, each with the lowest such byte."""
-    pairs: dict[tuple[int, int], None] = {}
+    lowest_by_round: list[dict[int, Cell]] = []
     for round_index in range(len(memory.rounds)):
         lowest: dict[int, Cell] = {}
         for digit in range(memory.table.digits):
@@ -44,12 +44,23 @@ def shared_cells(layout: Layout, memory: PoolMemory) -> Iterator[Finding]:
                 yield _mismatch(layout, memory, byte)
             for owner, (place, slot) in _misread(memory, round_index, digit):
                 lowest[owner] = min(lowest.get(owner, (place, slot)), (place, slot))
+        lowest_by_round.append(lowest)
+    yield from alias_findings(layout, memory.pool_owners, lowest_by_round)
+
+
+def alias_findings(layout: Layout, pool: PoolOwners, lowest_by_round: list[dict[int, Cell]]) -> Iterator[Finding]:
+    """Yield the pairs of owners that share bytes, from what was misread.
+
+    ``lowest_by_round`` gives in each round, by owner, the lowest byte that was misread and the slot it belongs to.
+    """
+    pairs: dict[tuple[int, int], None] = {}
+    for lowest in lowest_by_round:
         for owner, (byte, slot) in lowest.items():
-            partner = _partner(memory, owner, slot, byte)
+            partner = _partner(pool, owner, slot, byte)
             pair = (min(owner, partner[0]), max(owner, partner[0]))
             if pair not in pairs:
                 pairs[pair] = None
-                yield _alias(layout, memory, (owner, slot), partner, byte)
+                yield _alias(layout, pool, (owner, slot), partner, byte)
 
 
 def _misread(memory: PoolMemory, round_index: int, digit: int) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -63,31 +74,22 @@ def _misread(memory: PoolMemory, round_index: int, digit: int) -> Iterator[tuple
             yield stamp.owner, found
 
 
-def _partner(memory: PoolMemory, owner: int, slot: int, byte: int) -> Cell:
+def _partner(pool: PoolOwners, owner: int, slot: int, byte: int) -> Cell:
     """Return another cell that holds ``byte`` and may be live together with the one given."""
-    cycle = memory.table.owners[owner].life_cycle
-    for other, slots in owners_of(memory, byte):
+    cycle = pool.table.owners[owner].life_cycle
+    for other, slots in pool.holders(byte):
         for other_slot in slots:
             same = other == owner and other_slot == slot
-            their_cycle = memory.table.owners[other].life_cycle
-            if not same and memory.table.may_both_live(cycle, slot, their_cycle, other_slot):
+            their_cycle = pool.table.owners[other].life_cycle
+            if not same and pool.table.may_both_live(cycle, slot, their_cycle, other_slot):
                 return other, other_slot
     return owner, slot
 
 
-def owners_of(memory: PoolMemory, byte: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield every owner with the slots in which it holds ``byte``."""
-    for number, owner in enumerate(memory.table.owners):
-        if owner.view.pool == memory.pool:
-            slots = holds(owner.view, memory.size_bytes, byte)
-            if slots:
-                yield number, slots
-
-
-def _alias(layout: Layout, memory: PoolMemory, first: Cell, second: Cell, byte: int) -> Finding:
+def _alias(layout: Layout, owners: PoolOwners, first: Cell, second: Cell, byte: int) -> Finding:
     (one, slot), (other, other_slot) = sorted((first, second))
-    owner, mate = memory.table.owners[one], memory.table.owners[other]
-    pool = pool_name(layout.pools[memory.pool])
+    owner, mate = owners.table.owners[one], owners.table.owners[other]
+    pool = pool_name(layout.pools[owners.pool])
     where = [place_of(layout, cell.buffer, slot=held, byte=byte) for cell, held in ((owner, slot), (mate, other_slot))]
     name, other_name = owner_name(layout, owner), owner_name(layout, mate)
     if one == other:

@@ -28,7 +28,7 @@ Numbers: TypeAlias = NDArray[Any]
 """Owner numbers, in the smallest unsigned type that holds them."""
 
 
-class ByteView(msgspec.Struct, frozen=True):
+class ByteView(msgspec.Struct, frozen=True, gc=False):
     """``count`` cells of one shape in pool ``pool``; ``axes`` are (size, stride in bytes), reduced (see the module)."""
 
     pool: int
@@ -41,6 +41,8 @@ class ByteView(msgspec.Struct, frozen=True):
     @property
     def extent_bytes(self) -> int:
         """Bytes from a cell's first byte to one past its last."""
+        if not self.axes:
+            return self.item_bytes
         return self.item_bytes + sum((size - 1) * stride for size, stride in self.axes)
 
     @property
@@ -60,6 +62,9 @@ class ByteView(msgspec.Struct, frozen=True):
     def inside(self, size_bytes: int) -> range:
         """Return the cells that lie in a pool of ``size_bytes``; they are consecutive, since starts are monotone."""
         last = size_bytes - self.extent_bytes  # the largest start that fits
+        end_start = self.offset_bytes + (self.count - 1) * self.pitch_bytes
+        if self.item_bytes and 0 <= self.offset_bytes <= last and 0 <= end_start <= last:
+            return range(self.count)
         if self.count == 0 or self.item_bytes == 0 or last < 0:
             return range(0)
         if self.pitch_bytes == 0:

@@ -121,17 +121,7 @@ class Shadow:
 
         Guard bytes between pools are left out; a byte of a pool that no slot reaches is 0.
         """
-        values = (self.tags >> np.int64(8 * digit)) & 0xFF
-        for poison, byte in _POISON_BYTES.items():
-            values[self.tags == poison] = byte
-        flat = values.astype(np.uint8)
-        memory: Memory = {}
-        for index, pool in enumerate(self.geometry.layout.pools):
-            start = self.geometry.pool_starts[index]
-            memory["device", index] = flat[start : start + pool.size_bytes].copy()
-        for index, group in enumerate(self.geometry.groups):
-            memory["host", index] = flat[group.host].ravel().copy()
-        return memory
+        return image_of(self.geometry, self.tags, digit)
 
     def place(self, flat: int) -> tuple[Space, int, int]:
         """Return the space, pool and byte offset in it of a flat index."""
@@ -206,6 +196,21 @@ class Shadow:
             record = Record(self.operation, "copy", space, pool, offset, end - first, 0, "storage", *taken)
             if self.records is not None:
                 self.records.append(record)
+
+
+def image_of(geometry: Geometry, tags: NDArray[np.int64], digit: int) -> Memory:
+    """Return what memory holds where its bytes have ``tags``: their digit, or poison where a tag is negative."""
+    values = (tags >> np.int64(8 * digit)) & 0xFF
+    for poison, byte in _POISON_BYTES.items():
+        values[tags == poison] = byte
+    flat = values.astype(np.uint8)
+    memory: Memory = {}
+    for index, pool in enumerate(geometry.layout.pools):
+        start = geometry.pool_starts[index]
+        memory["device", index] = flat[start : start + pool.size_bytes].copy()
+    for index, group in enumerate(geometry.groups):
+        memory["host", index] = flat[group.host].ravel().copy()
+    return memory
 
 
 def _runs(flat: Indices, values: NDArray[np.int64]) -> list[tuple[int, int]]:

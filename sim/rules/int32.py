@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...model.spec import Consumer
 from ..finding import Finding
+from ..layout import Access, Layout
 from .rule import Inspection, Rule, access_name, place_of
 
 
@@ -32,13 +33,18 @@ def check_int32(inspection: Inspection) -> Iterator[Finding]:
     for access in layout.accesses:
         last = access.offset_bytes + (access.cell_count - 1) * access.pitch_bytes + access.page.span_bytes - 1
         if last >= offset_limit:
-            yield Finding(
-                rule="int32",
-                message=f"the {access_name(layout, access)} reaches byte offset {last}, and a signed "
-                f"{consumer.offset_bits}-bit offset ends at {offset_limit - 1}",
-                remedy="compute addresses with 64 bits, or use fewer slots",
-                where=(place_of(layout, access.buffer, consumer=access.consumer),),
-            )
+            yield offset_finding(layout, access, last, consumer.offset_bits)
+
+
+def offset_finding(layout: Layout, access: Access, last: int, bits: int) -> Finding:
+    """Return that ``access`` reaches byte offset ``last``, which a signed integer of ``bits`` bits does not hold."""
+    return Finding(
+        rule="int32",
+        message=f"the {access_name(layout, access)} reaches byte offset {last}, and a signed "
+        f"{bits}-bit offset ends at {(1 << (bits - 1)) - 1}",
+        remedy="compute addresses with 64 bits, or use fewer slots",
+        where=(place_of(layout, access.buffer, consumer=access.consumer),),
+    )
 
 
 RULE = Rule(

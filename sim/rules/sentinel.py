@@ -5,34 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..finding import Finding
+from ..layout import Layout, PageTable
 from .rule import Inspection, Rule, place_of
 
 
 def check_sentinel(inspection: Inspection) -> Iterator[Finding]:
     """Yield page tables whose entries for a missing page can be dereferenced, or whose lanes disagree about it."""
-    layout = inspection.layout
-    for table in layout.tables:
-        lanes = table.missing_lanes
-        if not lanes or all(index < 0 for index in lanes):
-            continue
-        if table.missing_guard == "length" and len(set(lanes)) == 1:
-            continue  # every lane holds the same placeholder, and readers and writers stop at the sequence length
-        names = ("K", "V")
-        reached = next(lane for lane, index in enumerate(lanes) if index >= 0)
-        slot, page = divmod(lanes[reached], max(1, table.index_scale))
-        where = tuple([place_of(layout, key, slot=slot) for key in table.key_buffers[:1]])
-        guard = {None: "nothing keeps consumers from it", "negative": "consumers skip negative indices only"}.get(
-            table.missing_guard, "its lanes differ, so one length mask cannot cover them"
-        )
-        yield Finding(
-            rule="sentinel",
-            message="a missing page has indices "
-            f"{', '.join(f'{names[lane]} {index}' for lane, index in enumerate(lanes))} in the page table: "
-            f"{names[reached]} index {lanes[reached]} is page {page} of slot {slot}, which a request may own, "
-            f"and {guard}",
-            remedy="keep the index invalid in every lane, or reserve the page that it points at",
-            where=where,
-        )
+    for table in inspection.layout.tables:
+        if reachable_lane(table) is not None:
+            yield sentinel_finding(inspection.layout, table)
+
+
+def reachable_lane(table: PageTable) -> int | None:
+    """Return the first lane whose index of a missing page a consumer may follow, or None."""
+    lanes = table.missing_lanes
+    if table.missing_guard == "length" and len(set(lanes)) == 1:
+        return None  # every lane holds the same placeholder, and readers and writers stop at the sequence length
+    return next((lane for lane, index in enumerate(lanes) if index >= 0), None)
+
+
+def sentinel_finding(layout: Layout, table: PageTable) -> Finding:
+    """Return that ``table``, which has a reachable lane, lets a missing page be followed to a live one."""
+    lanes, names = table.missing_lanes, ("K", "V")
+    reached = reachable_lane(table) or 0
+    slot, page = divmod(lanes[reached], max(1, table.index_scale))
+    guard = {None: "nothing keeps consumers from it", "negative": "consumers skip negative indices only"}.get(
+        table.missing_guard, "its lanes differ, so one length mask cannot cover them"
+    )
+    return Finding(
+        rule="sentinel",
+        message="a missing page has indices "
+        f"{', '.join(f'{names[lane]} {index}' for lane, index in enumerate(lanes))} in the page table: "
+        f"{names[reached]} index {lanes[reached]} is page {page} of slot {slot}, which a request may own, "
+        f"and {guard}",
+        remedy="keep the index invalid in every lane, or reserve the page that it points at",
+        where=tuple([place_of(layout, key, slot=slot) for key in table.key_buffers[:1]]),
+    )
 
 
 RULE = Rule(

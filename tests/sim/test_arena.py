@@ -11,6 +11,8 @@ import tracemalloc
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvsan.model.errors import SpecError
 from kvsan.model.formats import ElementFormat
@@ -18,6 +20,7 @@ from kvsan.model.layers import INDEX_KEY, INDEX_POSITION, AttentionLayer, Recurr
 from kvsan.model.spec import CacheSpec
 from kvsan.sim.arena import Arena, arena_bytes, arena_findings, owner_table, with_fewer_slots
 from kvsan.sim.arena import memory as arena_memory
+from kvsan.sim.arena.fold import fold
 from kvsan.sim.checking import check
 from kvsan.sim.layout import Access, Buffer, Layout, LifeCycle, Part, Pool
 from kvsan.sim.page import Page, dense_page, strided_page
@@ -120,14 +123,34 @@ def test_parts_own_the_bytes_of_a_packed_buffer() -> None:
     assert [(owner.part, owner.first_number) for owner in arena.table.owners] == [(0, 1), (1, 5)]
 
 
+def brute_fold(held: bytes) -> int:
+    """The documented sum, in plain integers."""
+    total = 0
+    for index in range(0, len(held), 4):
+        word = int.from_bytes(held[index : index + 4], "little")
+        mixed = index // 4 + 1
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+        total += (word + 1) * ((mixed ^ mixed >> 31) | 1)
+    return total % 2**64
+
+
+@given(held=st.binary(max_size=70))
+def test_folds_are_the_documented_sum_and_add_up(held: bytes) -> None:
+    memory = np.frombuffer(held, dtype=np.uint8)
+    assert fold(memory) == brute_fold(held)
+    parts = [fold(memory[start : start + 8], start // 4) for start in range(0, len(held), 8)]
+    assert sum(parts) % 2**64 == brute_fold(held)
+
+
 def test_digest_is_that_of_the_documented_bytes() -> None:
     layout = allocate(hybrid_spec(slots=30, state_slots=2), "trtllm-v2-qsa-packed")
     arena = Arena.build(layout)
     state = hashlib.blake2b(digest_size=16)
     for pool, held in enumerate(brute_numbers(layout, cycles={0, 1})):
-        state.update(f"pool {pool} {len(held)} 1 2\n".encode())
         for digit in (0, 1):
-            state.update(bytes(owner >> 8 * digit & 255 for owner in held))
+            value = brute_fold(bytes(owner >> 8 * digit & 255 for owner in held))
+            state.update(f"pool {pool} {len(held)} 0 {digit} {value:016x}\n".encode())
     assert arena.digest() == state.hexdigest()
     moved = replace(layout, buffers=(replace(layout.buffers[0], offset_bytes=1), *layout.buffers[1:]))
     assert Arena.build(moved).digest() != arena.digest()

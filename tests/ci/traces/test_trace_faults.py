@@ -67,7 +67,7 @@ def test_a_short_minimum_is_found_by_enumeration(name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [fault for fault in TRACE_FAULTS if fault.size <= 4], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [fault for fault in TRACE_FAULTS if fault.size <= 3], ids=lambda fault: fault.name)
 def test_minima_are_found_by_enumeration(fault: Fault) -> None:
     """Longer ones take from several minutes to an hour each: ``python -m kvsan.ci.traces.minima``."""
     assert find_minimum(fault.name, fault.rules, fault.size) == fault.trace

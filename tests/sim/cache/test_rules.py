@@ -1,10 +1,24 @@
-"""Each rule of a running cache, broken by hand: books and tables changed behind the cache's back."""
+"""Each rule of a running cache, broken by hand (books and tables changed behind the cache's back), and by a fault."""
 
 from __future__ import annotations
 
+import pytest
+
+from kvsan.ci.faults import fault_named
 from kvsan.model.layers import LatentLayer, RecurrentLayer
+from kvsan.sim.cache.run import run_trace
 
 LATENT = LatentLayer(latent_dim=8)
+BROKEN_BY = {
+    "namespace": "fault:rewind-leaves-table",
+    "refcount": "fault:hit-not-held",
+    "cache-key": "fault:key-without-lora",
+    "conservation": "fault:partial-allocation-kept",
+    "in-flight": "fault:free-at-output",
+    "freshness": "fault:partial-copy-forgets-scales",
+    "window": "fault:window-end-off-by-one",
+    "sentinel": "fault:padding-writes-slot-zero",
+}
 ADMITTED = "admit 0 3;step 1;complete;extend 0 1"
 
 
@@ -70,3 +84,11 @@ def test_a_page_published_under_its_writer_breaks_freshness(drive) -> None:
     driven = drive([LATENT], tokens=1).do("admit 0 1;step 1")
     driven.cache.ledger.publish(driven.cache.sequences[0].blocks[0][0][0], published=True)
     assert driven.rules == ["freshness"]
+
+
+@pytest.mark.parametrize(("rule", "name"), BROKEN_BY.items())
+def test_a_rule_is_broken_by_its_fault_and_not_by_the_sound_cache(rule: str, name: str) -> None:
+    fault = fault_named(name)
+    assert rule in fault.rules
+    assert rule in run_trace(fault.trace, name).rules
+    assert run_trace(fault.trace, fault.base).rules == ()

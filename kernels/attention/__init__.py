@@ -1,0 +1,1 @@
+"""Paged attention over strided caches: decode, prefill, skip-softmax, latent and sparse attention."""

@@ -1,0 +1,1 @@
+"""Probe kernels: rows of a table say which bytes to write, and which to expect."""

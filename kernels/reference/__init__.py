@@ -1,0 +1,1 @@
+"""What the kernels must compute, in plain float64: one readable function each, on contiguous tensors."""
