@@ -24,17 +24,20 @@ from .shape import LARGE, SMALL, Shape
 MAX_VARIANTS = 40
 
 
-def _campaign(kernel: str, device_kind: str, shapes: int, first_seed: int, size: str, shrink: bool) -> dict[str, Any]:
-    """Try one kernel in this process."""
+def _campaign(
+    kernel: str, device_kind: str, shapes: int, first_seed: int, size: str, shrink: bool, own: str | None
+) -> dict[str, Any]:
+    """Try one kernel in this process: ours, or somebody's ``own``, named ``module:function``."""
     started = time.monotonic()
     device = open_device(device_kind)
     # only now, because opening the device settles whether Triton compiles or interprets
     from .kernels import run_trials, trial_named
+    from .own import own_trial
     from .shrinking import shrink_shape
     from .variants import compiled_variants
 
-    trial = trial_named(kernel)
-    found = run_trials(device, trial, range(first_seed, first_seed + shapes), size)
+    trial = trial_named(kernel) if own is None else own_trial(kernel, own)
+    found = run_trials(device, trial, range(first_seed, first_seed + shapes), size, may_refuse=own is not None)
     report: dict[str, Any] = msgspec.to_builtins(found)
     report["variants"] = compiled_variants()
     report["seconds"] = round(time.monotonic() - started, 1)
@@ -59,18 +62,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first shape's number")
     parser.add_argument("--size", choices=(SMALL, LARGE), help="default: small on the cpu, else large")
     parser.add_argument("--workers", type=int, default=1, help="kernels tried at the same time")
+    parser.add_argument("--own", metavar="MODULE:FUNCTION", help="your kernel, in place of ours (decode or prefill)")
     parser.add_argument("--shrink", action="store_true", help="shrink the first failure of each kernel")
     options = parser.parse_args(arguments)
     size = options.size or (SMALL if options.device == "cpu" else LARGE)
     try:
         open_device(options.device)
         from .kernels import TRIALS, trial_named
+        from .own import own_trial
 
         names = [trial_named(name).name for name in options.kernel or [trial.name for trial in TRIALS]]
+        if options.own is not None:
+            names = options.kernel or ["decode"]
+            for name in names:
+                own_trial(name, options.own)
     except SpecError as error:
         print(f"kvsan trials: {error}", file=sys.stderr)
         return 2
-    jobs = [(name, options.device, options.shapes, options.seed, size, options.shrink) for name in names]
+    rest = (options.device, options.shapes, options.seed, size, options.shrink, options.own)
+    jobs = [(name, *rest) for name in names]
     if options.workers > 1 and len(jobs) > 1:
         # a process that has used CUDA must not fork
         context = multiprocessing.get_context("spawn")

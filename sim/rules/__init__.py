@@ -11,6 +11,7 @@ from . import (
     head_map,
     index_scale,
     int32,
+    kernel_result,
     layer_map,
     op_address,
     record_layout,
@@ -34,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     head_map.RULE,
     layer_map.RULE,
     budget.RULE,
+    kernel_result.RULE,
     rejections.REJECTED,
     rejections.UNEXPLAINED,
 )
