@@ -13,6 +13,7 @@ from kvsan.model.errors import SpecError
 def attend(q, k, v, table, lengths, out, scale, query_heads, group, dim, value_dim, page_tokens, table_row, q_request,
            q_head, q_dim, k_start, k_slot, k_head, k_token, k_dim, v_start, v_slot, v_head, v_token, v_dim,
            TOKENS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Store the attention of one request and query head."""
     program = tl.program_id(0)
     request = program // query_heads
     query_head = program % query_heads

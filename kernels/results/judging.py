@@ -88,9 +88,7 @@ def judge_kernels(device: Device, layout: Layout, kernels: str = "all", *, seed:
     return KernelReport(tuple(findings), tuple(dict.fromkeys(refused)), len(paged) + len(states) + len(planes))
 
 
-def _judge_readers(
-    device: Device, memory: LayoutMemory, paged: list[_Filled], refused: list[str]
-) -> list[Finding]:
+def _judge_readers(device: Device, memory: LayoutMemory, paged: list[_Filled], refused: list[str]) -> list[Finding]:
     """Read K and V back through the tensor views of other consumers, block scales as the attention op finds them."""
     findings = []
     by_layer = {(filled.given.manager, filled.given.layer): filled for filled in paged}
@@ -236,14 +234,14 @@ def _first_wrong(device: Device, filled: _Filled) -> tuple[str, str] | None:
         if len(places):
             position, head, element = (int(axis) for axis in places[0])
             read, written = float(got[position, head, element]), float(wanted[position, head, element])
-            spot = f"position {position}, head {head}, element {element} reads {read:.4g}, and {written:.4g} was written"
+            spot = (
+                f"position {position}, head {head}, element {element} reads {read:.4g}, and {written:.4g} was written"
+            )
             return role, spot
     return None
 
 
-def _finding(
-    filled: _Filled, kernel: str, text: str, spot: tuple[str, str] | None = None
-) -> Finding:
+def _finding(filled: _Filled, kernel: str, text: str, spot: tuple[str, str] | None = None) -> Finding:
     given = filled.given
     message = f"layer {given.layer}'s {kernel}: {text}"
     role = KEY if VALUE not in kernel else VALUE

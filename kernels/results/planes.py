@@ -48,9 +48,7 @@ def write_planes(device: Device, layout: Layout, given: LayerViews, generator: t
     return WrittenPlanes(given, chosen, held)
 
 
-def judge_planes(
-    device: Device, written: list[WrittenPlanes], generator: torch.Generator
-) -> list[Finding]:
+def judge_planes(device: Device, written: list[WrittenPlanes], generator: torch.Generator) -> list[Finding]:
     """Return at most one finding for each layer and plane.
 
     Positions are the rank's: those of one layer serve all of its life cycle.

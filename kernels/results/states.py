@@ -43,9 +43,7 @@ def write_states(device: Device, layout: Layout, given: LayerViews, generator: t
     return WrittenStates(given, chosen, held)
 
 
-def judge_states(
-    device: Device, layout: Layout, written: WrittenStates, generator: torch.Generator
-) -> list[Finding]:
+def judge_states(device: Device, layout: Layout, written: WrittenStates, generator: torch.Generator) -> list[Finding]:
     """Return at most one finding for each of the layer's two states."""
     findings = []
     requests = len(written.slots)
