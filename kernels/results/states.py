@@ -56,8 +56,15 @@ def judge_states(device: Device, layout: Layout, written: WrittenStates, generat
     if SSM_STATE in written.held:
         view = written.given.views[SSM_STATE]
         heads, dims, states = view.shape
-        by_head = [draw(requests, heads), draw(requests, heads), draw(heads), draw(heads)]
-        inputs = DeltaInputs(*(draw(requests, heads, states) for _ in range(2)), draw(requests, heads, dims), *by_head)
+        inputs = DeltaInputs(
+            q=draw(requests, heads, states),
+            k=draw(requests, heads, states),
+            v=draw(requests, heads, dims),
+            gate=draw(requests, heads),
+            beta=draw(requests, heads),
+            a=draw(heads),
+            dt_bias=draw(heads),
+        )
         out = torch.full((requests, heads, dims), float("nan"), dtype=torch.float32, device=device.kind)
         delta_step(view, written.slots, inputs, out)
         fields = [getattr(inputs, name).to(torch.float64) for name in inputs.__struct_fields__]
