@@ -12,45 +12,15 @@ import argparse
 import concurrent.futures
 import multiprocessing
 import sys
-import time
-from typing import Any
 
 import msgspec
 
 from ...model.errors import SpecError
 from ..device import open_device
-from .shape import LARGE, SMALL, Shape
+from .reporting import report_kernel
+from .shape import LARGE, SMALL
 
 MAX_VARIANTS = 40
-
-
-def _campaign(
-    kernel: str, device_kind: str, shapes: int, first_seed: int, size: str, shrink: bool, own: str | None
-) -> dict[str, Any]:
-    """Try one kernel in this process: ours, or somebody's ``own``, named ``module:function``."""
-    started = time.monotonic()
-    device = open_device(device_kind)
-    # only now, because opening the device settles whether Triton compiles or interprets
-    from .kernels import run_trials, trial_named
-    from .own import own_trial
-    from .shrinking import shrink_shape
-    from .variants import compiled_variants
-
-    trial = trial_named(kernel) if own is None else own_trial(kernel, own)
-    found = run_trials(device, trial, range(first_seed, first_seed + shapes), size, may_refuse=own is not None)
-    report: dict[str, Any] = msgspec.to_builtins(found)
-    report["variants"] = compiled_variants()
-    report["seconds"] = round(time.monotonic() - started, 1)
-    if shrink and found.failures:
-
-        def fails(shape: Shape) -> bool:
-            try:
-                return not trial.run(device, shape).passed
-            except (SpecError, ValueError):
-                return False
-
-        report["smallest"] = msgspec.to_builtins(shrink_shape(found.failures[0][0], fails))
-    return report
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         # a process that has used CUDA must not fork
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-            reports = list(pool.map(_campaign, *zip(*jobs, strict=True)))
+            reports = list(pool.map(report_kernel, *zip(*jobs, strict=True)))
     else:
-        reports = [_campaign(*job) for job in jobs]
+        reports = [report_kernel(*job) for job in jobs]
     print(msgspec.json.format(msgspec.json.encode({"device": options.device, "kernels": reports})).decode())
     crowded = any(count > MAX_VARIANTS for report in reports for count in report["variants"].values())
     return 1 if crowded or any(report["failures"] for report in reports) else 0

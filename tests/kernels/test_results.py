@@ -132,3 +132,15 @@ def test_own_kernels_that_cannot_be_loaded(device: Device, own: str, needs: str)
 
     with pytest.raises(SpecError, match=needs):
         own_trial("decode", own)
+
+
+def test_kernels_are_tried_in_processes_of_their_own() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "kvsan.kernels.trials", "--shapes", "1", "--workers", "2"]
+    command += ["--kernel", "conv", "--kernel", "fetch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    reports = json.loads(done.stdout)["kernels"]
+    assert [(report["kernel"], report["trials"], report["failures"]) for report in reports] == [
+        ("conv", 1, []),
+        ("fetch", 1, []),
+    ]
