@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kvsan.sim.layout import Layout
     from kvsan.sim.registry import allocate
     from kvsan.sim.rejection import Rejected
+    from kvsan.sim.tensors.checking import assert_no_alias, check_tensors
+    from kvsan.sim.tensors.contract import TensorContract
 
 __version__ = "0.1.0"
 
@@ -34,9 +36,12 @@ __all__ = [
     "Layout",
     "Rejected",
     "SpecError",
+    "TensorContract",
     "__version__",
     "allocate",
+    "assert_no_alias",
     "check",
+    "check_tensors",
     "load",
 ]
 
@@ -46,8 +51,11 @@ _HOMES = {
     "Layout": "kvsan.sim.layout",
     "Rejected": "kvsan.sim.rejection",
     "SpecError": "kvsan.model.errors",
+    "TensorContract": "kvsan.sim.tensors.contract",
     "allocate": "kvsan.sim.registry",
+    "assert_no_alias": "kvsan.sim.tensors.checking",
     "check": "kvsan.sim.checking",
+    "check_tensors": "kvsan.sim.tensors.checking",
     "load": "kvsan.model.loading",
 }
 

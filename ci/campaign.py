@@ -20,26 +20,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from ..model.errors import SpecError, shown
-from ..model.spec import CacheSpec, decode_spec, encode_spec
+from ..model.spec import CacheSpec, encode_spec
 from ..sim.allocators.faulty import base_of
 from ..sim.finding import Finding
-from ..sim.limits import KnownLimit, limits_of
-from ..sim.registry import Allocator, resolve
+from ..sim.limits import faults_outside_limits, limits_of
+from ..sim.registry import resolve
 from ..sim.verdict import judge
-from .cases import Case, FoundRule, add_case, case_files, load_case, require_folder, save_case, withdraw_case
+from .cases import Case, add_case, case_files, load_case, require_folder, save_case
 from .determinism import CHUNK_EXAMPLES, chunk_seed, chunk_sizes, without_folder, without_local_constants
 from .ledger import Coverage, Row, SavedCases, coverage_of, row_of
-from .reducer import reduce_spec
+from .reduction import Fault, Hit, Reduction, RuleHits, case_of
 from .simplicity import size
+
+SAVED_CASES: Final = -1
+REDUCTION: Final = -2
+"""What stands for the number of the chunk where no chunk is run."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What a campaign is asked to do. ``examples`` or ``seconds`` bounds it (both: whichever ends first).
 
+    ``family`` names the specs to draw, None those that the allocator is known to support. ``isolate`` never runs the
+    allocator in this process, which it might end or keep alive with threads of its own, but in worker processes alone.
     ``stop_rule`` ends it with the first example that breaks that rule, ``reduce`` shrinks what was found, ``plain``
     draws every part of a spec independently, without the recipes for rare classes (the baseline of the bench).
     """
@@ -53,22 +60,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     stop_rule: str | None = None
     reduce: bool = True
     plain: bool = False
-
-
-class Hit(msgspec.Struct, frozen=True):
-    """The first example of a chunk that breaks ``rule`` (counted from 1) and the smallest spec of the chunk that does.
-
-    ``seconds`` is when the first one was seen, from the start of the chunk; ``saved`` its file, None where
-    nothing new was written.
-    """
-
-    rule: str
-    example: int
-    message: str
-    spec: bytes
-    size: int
-    seconds: float
-    saved: str | None
+    family: str | None = None
+    isolate: bool = False
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -83,22 +76,11 @@ class ChunkResult(msgspec.Struct, frozen=True):
     classes: Counter[str]
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule that the allocator breaks, with its reduced case.
-
-    ``examples_to_find`` counts examples from the campaign's start; ``size`` is layers plus buffers of the reduced spec.
-    """
-
-    rule: str
-    message: str
-    case: str | None
-    examples_to_find: int
-    size: int
-    spec: CacheSpec
-
-
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole campaign: ``refused`` counts refusals, ``known`` hits on known limits; ``interrupted``: cut short."""
+    """A whole campaign, or as much as there was before Ctrl-C (``interrupted``).
+
+    ``refused`` counts refused examples, ``known`` findings inside known limits: one example has up to 20 of each rule.
+    """
 
     allocator: str
     seed: int
@@ -126,19 +108,6 @@ class Progress(msgspec.Struct, frozen=True):
     classes: int
 
 
-def faults_outside_limits(
-    spec: CacheSpec, allocator: Allocator, limits: tuple[KnownLimit, ...]
-) -> tuple[list[Finding], int, bool]:
-    """Return an allocator's faults on ``spec`` outside its known limits, the number inside, and whether it refused."""
-    verdict = judge(spec, allocator)
-    faults = verdict.faults
-    if not faults:
-        return [], 0, verdict.status == "rejected"
-    excused = {rule for limit in limits if limit.matches(spec) for rule in limit.rules}
-    outside = [fault for fault in faults if fault.rule not in excused]
-    return outside, len(faults) - len(outside), verdict.status == "rejected"
-
-
 def run_campaign(options: Options, progress: Callable[[Progress], None] = lambda state: None) -> Result:
     """Run a campaign to the end of its budget, or until Ctrl-C, and return what it found.
 
@@ -147,7 +116,8 @@ def run_campaign(options: Options, progress: Callable[[Progress], None] = lambda
     """
     from ..strategies.rare import CLASSES, FITTING
 
-    resolve(options.allocator)
+    if not options.isolate:
+        resolve(options.allocator)
     if options.cases is not None:
         require_folder(options.cases, "cases")
     started = time.monotonic()
@@ -162,15 +132,13 @@ def run_campaign(options: Options, progress: Callable[[Progress], None] = lambda
     except KeyboardInterrupt:
         interrupted = True
     faults = []
-    for hits in tally.rules():
-        reduction = _Reduction(hits, options)
-        try:
+    with _reducer(options) as reduce:
+        for hits in tally.rules():
+            reduction = Reduction(hits, options.allocator)
             if options.reduce and not interrupted:
-                reduction.run()
-        except KeyboardInterrupt:
-            interrupted = True
-        faults.append(reduction.save())
-    family = _family(options.allocator)
+                interrupted = not reduce(reduction)
+            faults.append(reduction.save(options.cases))
+    family = _family(options)
     wanted = {name for name, families in FITTING.items() if family in families}
     return Result(
         allocator=options.allocator,
@@ -185,20 +153,23 @@ def run_campaign(options: Options, progress: Callable[[Progress], None] = lambda
     )
 
 
-def _family(allocator: str) -> str:
+def _reducer(options: Options) -> contextlib.AbstractContextManager[Callable[[Reduction], bool]]:
+    """Return what runs reductions, here or in a process of its own, and says whether each ran to its end."""
+    if not options.isolate:
+        return contextlib.nullcontext(Reduction.run)
+    from .workers import reducing_worker
+
+    return reducing_worker(options)
+
+
+def _family(options: Options) -> str:
     """Return the family of specs to draw: a faulty allocator supports what the one that it varies does."""
     from ..strategies.families import family_of
 
+    if options.family is not None:
+        return options.family
+    allocator = options.allocator
     return family_of(base_of(allocator) if allocator.startswith("fault:") else allocator)
-
-
-class RuleHits(msgspec.Struct):
-    """A rule over all chunks: the example that first broke it, its smallest spec, and the files saved on the way."""
-
-    rule: str
-    example: int
-    smallest: Hit
-    saved: list[str]
 
 
 class _Tally:
@@ -237,7 +208,7 @@ class _Tally:
         return Progress(self.examples, self.examples / max(seconds, 1e-9), tuple(self.hits), len(self.classes), classes)
 
 
-def _merge_hits(results: list[ChunkResult]) -> list[RuleHits]:
+def merge_hits(results: list[ChunkResult]) -> list[RuleHits]:
     """Return one entry per rule, in the order in which rules were first broken."""
     tally = _Tally()
     for result in results:
@@ -258,7 +229,7 @@ def _results(options: Options, started: float) -> Iterator[ChunkResult | SavedCa
                 return
             yield task
 
-    if options.workers > 1:
+    if options.workers > 1 or options.isolate:
         from .workers import results_of_workers
 
         yield from results_of_workers(options, tasks())
@@ -290,14 +261,15 @@ def judge_saved_cases(options: Options, record: Callable[[bytes], None] = lambda
 
     A case fails while it breaks a rule that it was saved for, or, naming none, any rule outside known limits.
     """
-    run, failing, not_run = [], [], []
+    run, failing, not_run, unreadable = [], [], [], []
     limits = limits_of(options.allocator)
     for path in case_files([options.cases] if options.cases is not None and options.cases.is_dir() else []):
         try:
             case = load_case(path)
         except SpecError:
-            case = None
-        if case is None or case.allocator != options.allocator:
+            unreadable.append(path.name)
+            continue
+        if case.allocator != options.allocator or not isinstance(case.input, CacheSpec):
             not_run.append(path.name)
             continue
         record(encode_spec(case.input))
@@ -311,7 +283,7 @@ def judge_saved_cases(options: Options, record: Callable[[bytes], None] = lambda
             continue
         if saved & inside if saved else outside:
             failing.append(path.name)
-    return SavedCases(tuple(run), tuple(failing), tuple(not_run))
+    return SavedCases(tuple(run), tuple(failing), tuple(not_run), tuple(unreadable))
 
 
 class _Stop(Exception):
@@ -367,7 +339,7 @@ class Chunk:
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         )
-        @given(specs_for(self._options.allocator, family=_family(self._options.allocator), plain=self._options.plain))
+        @given(specs_for(self._options.allocator, family=_family(self._options), plain=self._options.plain))
         def judge_one(spec: CacheSpec) -> None:
             if self._ended():
                 raise _Stop  # Hypothesis runs the last example once more before it ends
@@ -422,7 +394,7 @@ class Chunk:
         spec_size = size(spec)
         if held is None:
             folder = self._options.cases
-            case = _case(self._options.allocator, spec, fault.rule, fault.message)
+            case = case_of(self._options.allocator, spec, fault.rule, fault.message)
             saved = None
             if folder is not None and not (folder / case.file_name).exists():
                 saved = save_case(case, folder).name
@@ -438,66 +410,8 @@ class Chunk:
 
 def broken_allocator(options: Options, spec: CacheSpec, chunk: int, problem: str) -> SpecError:
     """Return the one line about an allocator that breaks the campaign itself, with its spec saved as a case."""
-    place = f"in chunk {chunk}" if chunk >= 0 else "on a saved case"
+    place = {SAVED_CASES: "on a saved case", REDUCTION: "while a case is reduced"}.get(chunk, f"in chunk {chunk}")
     if options.cases is None:
         return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}")
     path = add_case(Case(allocator=options.allocator, input=spec), options.cases)
     return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}, on the spec of {path}")
-
-
-def _case(allocator: str, spec: CacheSpec, rule: str, message: str) -> Case:
-    return Case(allocator=allocator, input=spec, found=(FoundRule(rule=rule, message=message),))
-
-
-class _Reduction:
-    """The simplest spec so far that breaks one rule: what the chunks found, or better."""
-
-    def __init__(self, hits: RuleHits, options: Options) -> None:
-        self._hits, self._options = hits, options
-        self._limits = limits_of(options.allocator)
-        self._allocator = resolve(options.allocator)
-        self._spec, self._message = decode_spec(hits.smallest.spec), hits.smallest.message
-
-    def run(self) -> None:
-        """Reduce; what an allocator that changes its mind no longer breaks stays as it was found."""
-        with contextlib.suppress(ValueError):
-            reduce_spec(self._spec, self._fails)
-
-    def _fails(self, candidate: CacheSpec) -> bool:
-        """Say whether ``candidate`` breaks the rule; the reducer asks for simpler specs only, so keep it if it does."""
-        try:
-            faults, _, _ = faults_outside_limits(candidate, self._allocator, self._limits)
-        except Exception:  # no layout: not this rule
-            return False
-        message = next((fault.message for fault in faults if fault.rule == self._hits.rule), None)
-        if message is None:
-            return False
-        self._spec, self._message = candidate, message
-        return True
-
-    def save(self) -> Fault:
-        """Save the case in place of the ones saved on the way, and return the fault."""
-        rule, folder = self._hits.rule, self._options.cases
-        saved = None
-        if folder is not None:
-            path = add_case(_case(self._options.allocator, self._spec, rule, self._message), folder)
-            saved = str(path)
-            for name in self._hits.saved:
-                if name != path.name:
-                    withdraw_case(folder / name, rule)
-        return Fault(
-            rule=rule,
-            message=self._message,
-            case=saved,
-            examples_to_find=self._hits.example,
-            size=size(self._spec),
-            spec=self._spec,
-        )
-
-
-def _finish(hits: RuleHits, options: Options, limits: tuple[KnownLimit, ...]) -> Fault:
-    """Return the fault of one rule: its spec reduced and saved in place of the ones saved on the way."""
-    reduction = _Reduction(hits, options)
-    if options.reduce:
-        reduction.run()
-    return reduction.save()

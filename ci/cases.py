@@ -28,8 +28,10 @@ from typing import Any, Final
 
 import msgspec
 
-from ..model.errors import SpecError, shown
+from ..model.errors import SpecError, shown, shown_path, without_byte_order_mark
 from ..model.spec import CacheSpec, one_line
+from ..sim.cache.trace import Trace
+from ..sim.rules import RULES
 
 CASE_VERSION: Final = 1
 MAX_CASE_BYTES: Final = 16 << 20
@@ -47,11 +49,11 @@ class FoundRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kvsan", tag="case"):
-    """An input with the allocator that fails on it and what was found; ``input`` is a spec."""
+    """An input with the allocator that fails on it and what was found; ``input`` is a spec, or a trace."""
 
     version: int = CASE_VERSION
     allocator: str
-    input: CacheSpec
+    input: CacheSpec | Trace
     found: tuple[FoundRule, ...] = ()
 
     @property
@@ -69,6 +71,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _DECODER: Final = msgspec.json.Decoder(Case)
 
 
+def encode_input(value: CacheSpec | Trace) -> bytes:
+    """Return the canonical JSON text of a case's input."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def spec_of(case: Case) -> CacheSpec:
+    """Return the spec that a case is about; raise ``SpecError`` for a case of another kind."""
+    if not isinstance(case.input, CacheSpec):
+        raise SpecError("input", "found a trace of a running cache, needs the case of a spec")
+    return case.input
+
+
 def encode_case(case: Case) -> bytes:
     """Return the canonical JSON text of ``case``, ending in a newline."""
     return msgspec.json.encode(case, order="sorted") + b"\n"
@@ -78,6 +92,7 @@ def decode_case(text: bytes) -> Case:
     """Return the case in ``text``; raise ``SpecError``, one line, for anything but a case of a known version."""
     if len(text) > MAX_CASE_BYTES:
         raise SpecError("", f"a case of {len(text)} B, needs at most {MAX_CASE_BYTES} B")
+    text = without_byte_order_mark(text)
     try:
         document = msgspec.json.decode(text)
         if not isinstance(document, dict) or document.get("kvsan") != "case":
@@ -113,19 +128,33 @@ def _migrated(document: dict[str, Any], version: int) -> dict[str, Any]:
 
 
 def load_case(path: Path) -> Case:
-    """Return the case saved at ``path``; raise ``SpecError`` naming the file for anything else."""
+    """Return the case saved at ``path``; raise ``SpecError`` naming the file for anything else.
+
+    A rule that nobody knows is refused: a case that waits for it could never fail.
+    """
+    case = _read_case(path)
+    known = [rule.name for rule in RULES]
+    for entry in case.found:
+        if entry.rule not in known:
+            problem = f"found: unknown rule {shown(entry.rule)}, needs names from `kvsan rules`, or a newer kvsan"
+            raise SpecError(shown_path(path), problem)
+    return case
+
+
+def _read_case(path: Path) -> Case:
+    name = shown_path(path)
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise SpecError(str(path), "not a file, needs a saved case")
+            raise SpecError(name, "not a file, needs a saved case")
         if found.st_size > MAX_CASE_BYTES:
-            raise SpecError(str(path), f"a file of {found.st_size} B, needs at most {MAX_CASE_BYTES} B")
+            raise SpecError(name, f"a file of {found.st_size} B, needs at most {MAX_CASE_BYTES} B")
         with path.open("rb") as file:
             return decode_case(file.read(MAX_CASE_BYTES + 1))  # it may have grown, or be larger than it says
     except OSError as error:
-        raise SpecError(str(path), error.strerror or type(error).__name__) from None
+        raise SpecError(name, error.strerror or type(error).__name__) from None
     except SpecError as error:
-        raise error if error.field == str(path) else SpecError(str(path), str(error)) from None
+        raise error if error.field == name else SpecError(name, str(error)) from None
 
 
 def save_case(case: Case, folder: Path) -> Path:
@@ -159,7 +188,7 @@ def add_case(case: Case, folder: Path) -> Path:
     """
     target = folder / case.file_name
     with contextlib.suppress(SpecError):  # none there, or none that can be read
-        held = load_case(target)
+        held = _read_case(target)
         rules = {entry.rule for entry in held.found}
         new = tuple(entry for entry in case.found if entry.rule not in rules)
         if held.digest == case.digest:
@@ -173,7 +202,7 @@ def add_case(case: Case, folder: Path) -> Path:
 def withdraw_case(path: Path, rule: str) -> None:
     """Take ``rule`` from the case at ``path``, and the file away when no other rule is left."""
     with contextlib.suppress(SpecError):  # gone already
-        held = load_case(path)
+        held = _read_case(path)
         found = tuple(entry for entry in held.found if entry.rule != rule)
         if found == held.found:
             return

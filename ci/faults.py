@@ -12,6 +12,7 @@ A minimum is the simplest spec (``simplicity``) on which the fault's rule fires,
 
 from __future__ import annotations
 
+import json
 from typing import Final, Literal
 
 import msgspec
@@ -19,19 +20,23 @@ import msgspec
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec, decode_spec
 from ..sim.allocators.faulty import base_of
+from ..sim.cache.names import layout_allocator
+from ..sim.cache.trace import Trace
 from ..sim.checking import check
 from ..sim.registry import Allocator, allocate, resolve
 from ..sim.rejection import Rejected
 from ..sim.rules import RULES
 from ..sim.verdict import judge
+from .selection_faults import SELECTION_FAULTS, SelectionFault
 from .simplicity import size
+from .transfer_faults import TRANSFER_FAULTS, TransferFault
 
 _TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM"
 _VLLM: Final = "https://github.com/vllm-project/vllm"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One faulty allocator.
+    """One faulty allocator, or one faulty running cache (``kind`` is ``trace``, and its minimum is one).
 
     ``rules`` must fire: all of them, or any one where ``needs`` is ``any``; ``follow`` are further rules that may fire
     with them. ``minimum_json`` is the simplest spec on which ``rules`` fire, ``source`` where the fault happened,
@@ -39,7 +44,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Literal["layout"] = "layout"
+    kind: Literal["layout", "trace"] = "layout"
     code: str = ""
     rules: tuple[str, ...]
     needs: Literal["all", "any"] = "all"
@@ -50,8 +55,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def base(self) -> str:
-        """The sound allocator that it varies."""
-        return base_of(self.name)
+        """The sound allocator that it varies, or whose layout and rules it runs."""
+        return layout_allocator(self.name) if self.kind == "trace" else base_of(self.name)
 
     @property
     def minimum(self) -> CacheSpec:
@@ -60,8 +65,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Layers plus buffers of the minimum."""
-        return size(self.minimum)
+        """Layers plus buffers of the minimum, operations where it is a trace."""
+        return len(self.trace.operations) if self.kind == "trace" else size(self.minimum)
+
+    @property
+    def trace(self) -> Trace:
+        """The simplest trace on which the fault's rules fire, of a fault of kind ``trace``."""
+        return msgspec.json.decode(self.minimum_json, type=Trace)
 
 
 def _spec(fields: str) -> bytes:
@@ -78,6 +88,17 @@ _POSITION: Final = '{"role":"qsa_index_position","dim":128,"format":"bf16"}'
 def _sparse(*planes: str) -> str:
     return f'{{"kind":"attention","kv_heads":1,"head_dim":128,"side_planes":[{",".join(planes)}]}}'
 
+
+def _trace(layers: str, operations: str, *, tokens: int = 1, slots: int = 1) -> bytes:
+    """Return the JSON text of a trace; an operation is a name and its arguments, those left out 0."""
+    spec = f'{{"kvsan":"spec","tokens_per_block":{tokens},"slots":{slots},"layers":[{layers}]}}'
+    listed = [[kind, *map(int, arguments)] for kind, *arguments in map(str.split, operations.split(";"))]
+    return f'{{"kvsan":"trace","spec":{spec},"operations":{json.dumps(listed)}}}'.encode()
+
+
+_LATENT_WINDOW: Final = '{"kind":"latent","latent_dim":128,"window":%d}'
+_CONVOLUTION: Final = '{"kind":"recurrent","algorithm":"short_conv","heads":1,"conv_kernel":%d}'
+_SCALED: Final = '{"kind":"attention","kv_heads":1,"head_dim":128,"kv_format":"nvfp4"}'
 
 FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -203,8 +224,182 @@ FAULTS: Final[tuple[Fault, ...]] = (
             f'"slots":1,"parallel":{{"pp":2}},"rank":1,"layers":[{{"kind":"uncached"}},{_sparse(_INDEX)}]'
         ),
     ),
+    Fault(
+        name="fault:clear-pitch-is-span",
+        kind="trace",
+        code="D4",
+        rules=("alias",),
+        cause="a fresh page is cleared at its slot number times its own size, and the slots are further apart",
+        source=f"{_VLLM}/pull/50276, {_VLLM}/pull/43990",
+        minimum_json=_trace(_ATTENTION, "admit 0 2", slots=2),
+    ),
+    Fault(
+        name="fault:clear-span-is-slab",
+        kind="trace",
+        code="D4",
+        rules=("bounds",),
+        follow=("alias",),
+        cause="a fresh page is cleared from its own start over a whole slot, so the last slot's clear leaves the pool",
+        source=f"{_VLLM}/pull/52709",
+        minimum_json=_trace(_ATTENTION, "admit 0 1"),
+    ),
+    Fault(
+        name="fault:block-id-is-slot",
+        kind="trace",
+        code="D6",
+        rules=("namespace",),
+        follow=("bounds",),
+        cause="the page table takes a block's id, and its memory went to another slot in a swap with the host",
+        source=f"{_TRTLLM}/pull/13124",
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;complete;free 0;offload;admit 0 1;step 1"),
+    ),
+    Fault(
+        name="fault:copy-two-planes",
+        kind="trace",
+        code="D7",
+        rules=("bounds", "alias"),
+        needs="any",
+        cause="a partial block of a K-only cache is copied with the bytes of K and V",
+        source=f"{_TRTLLM}/pull/4943",
+        minimum_json=_trace(_LATENT, "admit 0 2;step 1;complete;fork 0 2", tokens=3, slots=2),
+    ),
+    Fault(
+        name="fault:free-at-output",
+        kind="trace",
+        code="D8",
+        rules=("in-flight",),
+        cause="a request's pages are handed out again while a dispatched step still writes them",
+        source=f"{_VLLM}/pull/45357",
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;free 0;admit 0 1"),
+    ),
+    Fault(
+        name="fault:window-map-not-cleared",
+        kind="trace",
+        code="D9",
+        rules=("conservation",),
+        follow=("refcount",),
+        cause="window pages are freed through a map from full pages, whose entries outlive the pages",
+        source="https://github.com/sgl-project/sglang/pull/25805, https://github.com/sgl-project/sglang/pull/27586",
+        minimum_json=_trace(f"{_LATENT},{_LATENT_WINDOW % 1}", "admit 0 1;free 0;admit 0 2;free 0", slots=4),
+    ),
+    Fault(
+        name="fault:short-chunk-writes-source",
+        kind="trace",
+        code="D10",
+        rules=("refcount",),
+        follow=("freshness",),
+        cause="a chunk shorter than the convolution window stores its state in the snapshot that it read",
+        source=f"{_VLLM}/pull/56196",
+        minimum_json=_trace(_CONVOLUTION % 4, "admit 0 1;step 1;complete;commit 0;admit 1 2;step 2", slots=3),
+    ),
+    Fault(
+        name="fault:one-host-table",
+        kind="trace",
+        code="D12",
+        rules=("in-flight",),
+        follow=("freshness",),
+        cause="a step's page table is filled anew while the step before, still in flight, reads it",
+        source=f"{_TRTLLM}/pull/15546, {_TRTLLM}/pull/15607",
+        minimum_json=_trace(_LATENT, "admit 0 2;step 1 1;step 1", slots=2),
+    ),
+    Fault(
+        name="fault:window-end-off-by-one",
+        kind="trace",
+        rules=("window",),
+        cause="a window's block is dropped one token before its last token is out of the window",
+        source="planted: window end off by one",
+        minimum_json=_trace(_LATENT_WINDOW % 2, "admit 0 2;step 1 1;step 1", slots=2),
+    ),
+    Fault(
+        name="fault:partial-copy-forgets-scales",
+        kind="trace",
+        rules=("freshness",),
+        cause="a partial block is copied in the data pool alone, and its block scales stay behind",
+        source="planted: copy on write of one pool of the slot",
+        minimum_json=_trace(_SCALED, "admit 0 1;step 1;complete;fork 0 2", tokens=2, slots=2),
+    ),
+    Fault(
+        name="fault:key-without-lora",
+        kind="trace",
+        rules=("cache-key",),
+        cause="the key of a published block holds its tokens, and not the adapter that they were computed under",
+        source=f"{_VLLM}/pull/3263, {_VLLM}/issues/30931",
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;complete;commit 0;admit 1 2 8"),
+    ),
+    Fault(
+        name="fault:hit-not-held",
+        kind="trace",
+        rules=("refcount",),
+        cause="a hit is counted as held after eviction made room, which may have taken it",
+        source=f"{_VLLM}/pull/10507, {_VLLM}/pull/11565",
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;complete;commit 0;free 0;admit 0 2"),
+    ),
+    Fault(
+        name="fault:padding-writes-slot-zero",
+        kind="trace",
+        rules=("sentinel",),
+        follow=("freshness",),
+        cause="the invalid index of a padding row is clamped to slot 0, which a request may hold",
+        source="https://github.com/lightseekorg/tokenspeed/pull/700, https://github.com/sgl-project/sglang/pull/36885",
+        minimum_json=_trace(_CONVOLUTION % 2, "admit 0 1;step 1 0 1", slots=2),
+    ),
+    Fault(
+        name="fault:partial-allocation-kept",
+        kind="trace",
+        rules=("conservation",),
+        cause="an allocation that fails half way keeps the slots that it took",
+        source="https://github.com/ovg-project/kvcached/issues/364",
+        minimum_json=_trace(_LATENT, "admit 0 2"),
+    ),
+    Fault(
+        name="fault:published-before-written",
+        kind="trace",
+        rules=("freshness",),
+        follow=("refcount", "in-flight"),
+        cause="a block can be found before the step that fills it has run",
+        source=f"{_VLLM}/pull/56525",
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;commit 0"),
+    ),
+    Fault(
+        name="fault:snapshot-is-live-state",
+        kind="trace",
+        rules=("refcount",),
+        follow=("freshness",),
+        cause="the live recurrent state is published in place of a copy, and then updated",
+        source=f"{_VLLM}/pull/57908",
+        minimum_json=_trace(_CONVOLUTION % 2, "admit 0 2;step 1 1;complete;commit 0;step 1"),
+    ),
+    Fault(
+        name="fault:store-before-compute",
+        kind="trace",
+        rules=("in-flight",),
+        follow=("freshness",),
+        cause="a page is copied to the host before the step that writes it has run",
+        source=f"{_VLLM}/pull/46278",
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;suspend 0;offload"),
+    ),
+    Fault(
+        name="fault:stale-key-after-eviction",
+        kind="trace",
+        rules=("refcount",),
+        cause="an evicted page keeps its key, and a later request takes it for its own",
+        source=f"{_VLLM}/pull/4761, https://github.com/ovg-project/kvcached/issues/362",
+        minimum_json=_trace(_LATENT, "admit 0 3;step 1;complete;commit 0;free 0;admit 0 1;admit 1 2", slots=3),
+    ),
+    Fault(
+        name="fault:rewind-leaves-table",
+        kind="trace",
+        rules=("namespace",),
+        follow=("bounds", "freshness"),
+        cause="a rewind drops a block and leaves its slot in the request's row of the table",
+        source=f"{_TRTLLM}/issues/16448",
+        minimum_json=_trace(_LATENT, "admit 0 1;extend 0 2;rewind 0 2;extend 0 1;step 1", slots=3),
+    ),
 )
-"""All faults, the canary first."""
+"""All faulty allocators, the canary first; those of selection and of transfers are behind them in ``ALL_FAULTS``."""
+
+ALL_FAULTS: Final[tuple[Fault | SelectionFault | TransferFault, ...]] = (*FAULTS, *SELECTION_FAULTS, *TRANSFER_FAULTS)
+"""The whole table; ``kind`` tells what a fault varies."""
 
 CANARY: Final = "fault:canary"
 
@@ -238,6 +433,13 @@ def shows(fault: Fault, spec: CacheSpec) -> bool:
         return blamed and detects(fault, frozenset({rejection.rule}))
     asked = tuple([rule for rule in RULES if rule.name in fault.rules])
     return detects(fault, frozenset(finding.rule for finding in check(layout, rules=asked, limit=1)))
+
+
+def shows_trace(fault: Fault, trace: Trace) -> bool:
+    """Say whether a fault of kind ``trace`` is caught by its rules on ``trace``."""
+    from ..sim.cache.run import run_trace
+
+    return detects(fault, frozenset(run_trace(trace, fault.name).rules))
 
 
 def triggers(fault: Fault, spec: CacheSpec) -> bool:

@@ -128,7 +128,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     ``classes_never`` are those that the campaign was to draw and never did. Of the saved cases in the campaign's folder
     ``cases_run`` were judged again, ``cases_failing`` are those among them that still break a rule, and
-    ``cases_not_run`` name another allocator or cannot be read.
+    ``cases_not_run`` name another allocator; ``cases_unreadable`` are files that are no case of a version known here.
     """
 
     values: dict[str, dict[str, int]]
@@ -141,14 +141,19 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     cases_run: list[str] = []
     cases_failing: list[str] = []
     cases_not_run: list[str] = []
+    cases_unreadable: list[str] = []
 
 
 class SavedCases(msgspec.Struct, frozen=True):
-    """The file names of the saved cases that a campaign judged again, of those that failed, and of the others."""
+    """The file names of the saved cases that a campaign judged again, and of those of them that failed.
+
+    ``not_run`` are those of other allocators, ``unreadable`` the files that are no case of a version known here.
+    """
 
     run: tuple[str, ...] = ()
     failing: tuple[str, ...] = ()
     not_run: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 _NO_CASES: Final = SavedCases()
@@ -201,4 +206,5 @@ def coverage_of(
         cases_run=sorted(cases.run),
         cases_failing=sorted(cases.failing),
         cases_not_run=sorted(cases.not_run),
+        cases_unreadable=sorted(cases.unreadable),
     )

@@ -24,15 +24,19 @@ import msgspec
 import pytest
 
 from ..model.errors import SpecError, shown
-from ..model.formats import ElementFormat
+from ..model.spec import CacheSpec
+from ..sim.cache.names import layout_allocator
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding, Where
 from ..sim.limits import limits_of
 from ..sim.registry import resolve
+from ..sim.spec_words import describe_spec
 from ..sim.verdict import judge
-from .campaign import ChunkResult, Fault, Options, _finish, _merge_hits, run_chunk
-from .cases import Case, case_allocator, case_files, load_case
+from .campaign import ChunkResult, Options, merge_hits, run_chunk
+from .cases import Case, case_allocator, case_files, load_case, spec_of
 from .determinism import CHUNK_EXAMPLES, chunk_sizes
 from .profiles import Profile, profile_named
+from .reduction import Fault, Reduction
 
 MakesReport: TypeAlias = Generator[None, pytest.CollectReport, pytest.CollectReport]
 
@@ -211,7 +215,7 @@ class CaseItem(pytest.Item):
             again = f"kvsan check {os.path.relpath(self._path)}"
             if _is_own(self._allocator):
                 again += f" --allocator {self._allocator}"
-            lines = [*described(faults), f"spec: {spelled(case.input)}", f"run again: {printable(again)}"]
+            lines = [*described(faults), f"spec: {spelled(spec_of(case))}", f"run again: {printable(again)}"]
             raise pytest.fail.Exception("\n".join(lines), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
@@ -237,7 +241,7 @@ def _permitted(case: Case, given: tuple[str, ...]) -> str:
 
 def _load(allocator: str) -> None:
     try:
-        resolve(allocator)
+        resolve(layout_allocator(allocator))
     except SystemExit:
         raise SpecError("allocator", f"cannot import {shown(allocator)}: it left the process (SystemExit)") from None
 
@@ -245,6 +249,11 @@ def _load(allocator: str) -> None:
 def faults_of_case(case: Case, allocator: str) -> list[Finding]:
     """Return what is still wrong with a case: the rules it was saved for, and others outside known limits."""
     saved = {entry.rule for entry in case.found}
+    if isinstance(case.input, Trace):
+        from .traces.judging import judge_trace
+
+        judged = judge_trace(case.input, allocator)
+        return [fault for fault in judged.faults if fault.rule in saved or fault.rule not in judged.excused]
     faults = judge(case.input, allocator).faults
     excused = {rule for limit in limits_of(allocator) if limit.matches(case.input) for rule in limit.rules}
     return [fault for fault in faults if fault.rule in saved or fault.rule not in excused]
@@ -313,8 +322,13 @@ def chunks_of_part(profile: Profile, part: int, workers: int) -> Iterator[tuple[
 
 def faults_of_chunks(results: list[ChunkResult], options: Options) -> list[Fault]:
     """Return one fault per rule that the chunks broke, each reduced and saved."""
-    limits = limits_of(options.allocator)
-    return [_finish(hits, options, limits) for hits in _merge_hits(results)]
+    faults = []
+    for hits in merge_hits(results):
+        reduction = Reduction(hits, options.allocator)
+        if not reduction.run():
+            raise KeyboardInterrupt
+        faults.append(reduction.save(options.cases))
+    return faults
 
 
 def _described_fault(fault: Fault, allocator: str) -> list[str]:
@@ -353,29 +367,14 @@ def _place(where: Where) -> str:
     return " ".join(filter(None, words)) or f"{where.manager} manager"
 
 
-def spelled(value: object) -> str:
-    """Return a spec in short: its values without the defaults, equal layers counted.
+def spelled(spec: CacheSpec) -> str:
+    """Return a spec on one line, as ``kvsan fuzz`` describes it.
 
     >>> from kvsan.model.spec import AttentionLayer, CacheSpec
     >>> spelled(CacheSpec(layers=(AttentionLayer(kv_heads=8, head_dim=64),) * 3, kv_format="fp8"))
-    'CacheSpec(layers=[3 x AttentionLayer(kv_heads=8, head_dim=64, value_dim=64)], kv_format=fp8)'
+    'KV fp8, 32 tokens per block, tp1, 4 slots; layers 0-2: attention, 8 KV heads x 64'
     """
-    return printable(shortened(_spelled(value), MAX_SHOWN_CHARACTERS))
-
-
-def _spelled(value: object) -> str:
-    if isinstance(value, msgspec.Struct):
-        fields = [(field.name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)]
-        chosen = [f"{name}={_spelled(found)}" for name, found, default in fields if found != default]
-        return f"{type(value).__name__}({', '.join(chosen)})"
-    if isinstance(value, tuple):
-        runs = [(member, len(list(same))) for member, same in itertools.groupby(value)]
-        return (
-            "["
-            + ", ".join(_spelled(member) if count == 1 else f"{count} x {_spelled(member)}" for member, count in runs)
-            + "]"
-        )
-    return value.value if isinstance(value, ElementFormat) else repr(value)
+    return printable(shortened("; ".join(describe_spec(spec)), MAX_SHOWN_CHARACTERS))
 
 
 def shortened(text: str, characters: int) -> str:

@@ -25,9 +25,8 @@ from ..model.formats import KV_FORMATS, ElementFormat
 from ..model.layers import INDEX_KEY, INDEX_POSITION, MAX_DIM, AttentionLayer, SidePlane
 from ..model.parallel import ParallelLayout
 from ..model.spec import MAX_LAYERS, CacheSpec
-from ..sim.limits import KnownLimit, limits_of
+from ..sim.limits import KnownLimit, faults_outside_limits, limits_of
 from ..sim.registry import Allocator, resolve
-from .campaign import faults_outside_limits
 
 Ints = NDArray[np.int64]
 

@@ -1,8 +1,9 @@
 """Chunks on worker processes, which may be interrupted, or taken down by an allocator, without losing what they found.
 
-Each worker writes down the spec that it is about to judge. When a process ends in the middle (an allocator in C that
-crashes, ``os._exit``, no memory left), that spec is tried once more in a process of its own, so that the message can
-name it. Ctrl-C reaches the workers too: they end before their next example and hand over what they have.
+Each worker writes down the spec that it is about to judge, in a chunk as in a reduction. When a process ends in the
+middle (an allocator in C that crashes, ``os._exit``, no memory left), that spec is tried once more in a process of its
+own, so that the message can name it. Ctrl-C reaches the workers too: they end before their next example and hand over
+what they have.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..model.errors import SpecError, shown
-from ..model.spec import CacheSpec, decode_spec
+from ..model.spec import CacheSpec, decode_spec, encode_spec
 from ..sim.registry import resolve
 from ..sim.verdict import judge
-from .campaign import Chunk, ChunkResult, Options, broken_allocator, judge_saved_cases
+from .campaign import REDUCTION, SAVED_CASES, Chunk, ChunkResult, Options, broken_allocator, judge_saved_cases
 from .ledger import SavedCases
+from .reduction import Reduction, RuleHits
 
 T = TypeVar("T")
 
@@ -40,7 +42,8 @@ GRACE_SECONDS: Final = 3
 TRIAL_SECONDS: Final = 60
 """How long the spec of a dead worker may take when it is tried again."""
 
-_SAVED_CASES: Final = -1
+_LOADING: Final = "loading"
+"""The file that is there while a worker imports the allocator."""
 
 _interrupted = False
 
@@ -57,7 +60,8 @@ def results_of_workers(options: Options, tasks: Iterator[tuple[int, int]]) -> It
 
     On Ctrl-C the chunks begun are yielded as far as they got, and ``KeyboardInterrupt`` is raised after them.
     """
-    with _Workers(options) as workers:
+    with _Workers(options, options.workers) as workers:
+        workers.result(workers.submit(_load, options.allocator, str(workers.notes)))
         yield workers.result(workers.submit(_judge_cases, options, str(workers.notes)))
         waiting: list[concurrent.futures.Future[ChunkResult | _Failure]] = []
         try:
@@ -74,14 +78,41 @@ def results_of_workers(options: Options, tasks: Iterator[tuple[int, int]]) -> It
             raise
 
 
-class _Workers:
-    """The worker processes of one campaign; none is left behind, however it ends."""
+@contextlib.contextmanager
+def reducing_worker(options: Options) -> Iterator[Callable[[Reduction], bool]]:
+    """Yield a function that runs a reduction in a worker process, and says whether it ran to its end."""
+    with _Workers(options, 1) as workers:
 
-    def __init__(self, options: Options) -> None:
+        def reduce(reduction: Reduction) -> bool:
+            future = workers.submit(_reduce, reduction.hits, reduction.allocator, str(workers.notes))
+            try:
+                reduced = workers.result(future)
+            except KeyboardInterrupt:
+                for reduced in workers.interrupted([future]):
+                    reduction.spec, reduction.message = decode_spec(reduced.spec), reduced.message
+                return False
+            reduction.spec, reduction.message = decode_spec(reduced.spec), reduced.message
+            return reduced.to_the_end
+
+        yield reduce
+
+
+class _Reduced(msgspec.Struct, frozen=True):
+    """What a reduction came to, on its way from a worker."""
+
+    spec: bytes
+    message: str
+    to_the_end: bool
+
+
+class _Workers:
+    """``count`` worker processes of a campaign; none is left behind, however it ends."""
+
+    def __init__(self, options: Options, count: int) -> None:
         self._options = options
         self._others = set(multiprocessing.active_children())
         self._pool = concurrent.futures.ProcessPoolExecutor(
-            options.workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
+            count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
         )
         self.notes = Path(tempfile.mkdtemp(prefix="kvsan-workers-"))
 
@@ -120,8 +151,8 @@ class _Workers:
             raise SpecError(result.field, result.problem)
         return result
 
-    def interrupted(self, waiting: list[concurrent.futures.Future[ChunkResult | _Failure]]) -> Iterator[ChunkResult]:
-        """Yield what the chunks begun have found; a worker that does not end its example in time is given up."""
+    def interrupted(self, waiting: list[concurrent.futures.Future[T | _Failure]]) -> Iterator[T]:
+        """Yield what the tasks begun came to; a worker that does not end its example in time is given up."""
         for process in self._processes():
             with contextlib.suppress(OSError, TypeError):
                 os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
@@ -130,12 +161,14 @@ class _Workers:
         for future in begun:
             if future.done() and future.exception() is None:
                 result = future.result()
-                if isinstance(result, ChunkResult):
+                if not isinstance(result, _Failure):
                     yield result
 
     def _obituary(self) -> SpecError:
         """Return the one line about a worker process that ended, naming the spec that ends it again."""
         name = shown(self._options.allocator)
+        if (self.notes / _LOADING).exists():
+            return SpecError("allocator", f"{name} ends the process while it is imported")
         notes = sorted(self.notes.iterdir())
         for note in notes:
             try:
@@ -173,6 +206,8 @@ def _judge_alone(allocator: str, spec: CacheSpec) -> None:
     _begin()
     with contextlib.suppress(Exception):
         judge(spec, resolve(allocator))
+    sys.stderr.flush()
+    os._exit(0)  # threads that the allocator has started would keep the process alive
 
 
 @contextlib.contextmanager
@@ -213,6 +248,29 @@ def _follow(parent: int) -> None:
     os._exit(1)
 
 
+def _load(allocator: str, notes: str) -> _Failure | None:
+    """Import the allocator, whose module may end the process too."""
+    loading = Path(notes, _LOADING)
+    loading.touch()
+    try:
+        resolve(allocator)
+    except SpecError as error:
+        return _Failure(error.field, error.problem)
+    finally:
+        loading.unlink()
+    return None
+
+
+def _reduce(hits: RuleHits, allocator: str, notes: str) -> _Reduced | _Failure:
+    reduction = Reduction(hits, allocator)
+    try:
+        with _notes(notes, REDUCTION) as record:
+            to_the_end = reduction.run(record, lambda: _interrupted)
+    except SpecError as error:
+        return _Failure(error.field, error.problem)
+    return _Reduced(encode_spec(reduction.spec), reduction.message, to_the_end)
+
+
 def _run_chunk(options: Options, chunk: int, examples: int, notes: str) -> ChunkResult | _Failure:
     try:
         with _notes(notes, chunk) as record:
@@ -225,7 +283,7 @@ def _run_chunk(options: Options, chunk: int, examples: int, notes: str) -> Chunk
 
 def _judge_cases(options: Options, notes: str) -> SavedCases | _Failure:
     try:
-        with _notes(notes, _SAVED_CASES) as record:
+        with _notes(notes, SAVED_CASES) as record:
             return judge_saved_cases(options, record)
     except SpecError as error:
         return _Failure(error.field, error.problem)

@@ -1,4 +1,5 @@
-"""The command line: ``kvsan check``, ``matrix``, ``fuzz``, ``sweep``, ``shrink``, ``rules``, ``allocators``, ``bench``.
+"""The command line: ``kvsan check``, ``matrix``, ``peers``, ``fuzz``, ``sweep``, ``shrink``, ``replay``, ``select``,
+``rules``, ``allocators``, ``bench``.
 
 Each command has a module of its own, which imports little; whatever is heavy is imported inside the command. The exit
 status is 0 when nothing is wrong, 1 for findings or a refused spec, 2 for bad input or usage, 130 when interrupted. Bad
@@ -8,17 +9,37 @@ see where an internal error comes from).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from .status import BAD_INPUT, CLEAN, INTERRUPTED
 
+PATIENCE_SECONDS: Final = 2
+"""How long each thread that is left may take to end before it is left behind."""
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line with ``argv`` (None: the process's own arguments), and exit with its status."""
-    raise SystemExit(run(sys.argv[1:] if argv is None else argv))
+    """Run the command line with ``argv`` (None: the process's own arguments), and exit with its status.
+
+    A process of our own ends then, whatever threads an allocator has left behind.
+    """
+    if argv is not None:
+        raise SystemExit(run(argv))
+    status = run(sys.argv[1:])
+    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for thread in left:
+        if not thread.daemon:
+            thread.join(PATIENCE_SECONDS)
+    if any(thread.is_alive() and not thread.daemon for thread in left):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -43,11 +64,13 @@ def _dispatch(argv: Sequence[str]) -> int:
 
     from ..model.errors import SpecError
     from .application import command
-    from .output import OutputFailed
+    from .output import OutputFailed, written_at_once
 
     usage_error: type[Exception] = typer.BadParameter.__bases__[0]  # typer's own, or click's in older versions
+    asks_for_help = not argv or not {"-h", "--help"}.isdisjoint(argv)
     try:
-        status = command().main(args=list(argv), prog_name="kvsan", standalone_mode=False)
+        with written_at_once() if asks_for_help else contextlib.nullcontext():
+            status = command().main(args=list(argv), prog_name="kvsan", standalone_mode=False)
     except SpecError as error:
         _complain(str(error))
         return BAD_INPUT

@@ -11,7 +11,10 @@ from .bench import bench
 from .check import check
 from .fuzz import fuzz
 from .matrix import matrix
+from .peers import peers
+from .replay import replay
 from .rules import rules
+from .select import select
 from .shrink import shrink
 from .sweep import sweep
 
@@ -29,7 +32,7 @@ def command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback(invoke_without_command=True)(_root)
-    for function in (check, matrix, fuzz, sweep, shrink, rules, allocators, bench):
+    for function in (check, matrix, peers, fuzz, sweep, shrink, replay, select, rules, allocators, bench):
         application.command(epilog=EPILOG)(function)
     return typer.main.get_command(application)
 

@@ -10,7 +10,9 @@ from .options import Json
 
 
 def bench(
-    what: Annotated[str, typer.Argument(metavar="check|fuzz", help="What to measure.", show_default=False)],
+    what: Annotated[
+        str, typer.Argument(metavar="check|fuzz|traces|replay", help="What to measure.", show_default=False)
+    ],
     config: Annotated[
         str | None, typer.Option("--config", metavar="CONFIG", help="check: the reference case's config.json.")
     ] = None,
@@ -18,9 +20,18 @@ def bench(
     fault: Annotated[
         str | None, typer.Option("--fault", metavar="NAME", help="fuzz: measure this one fault only.")
     ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="replay: where to measure.")] = "cuda",
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="BYTES", help="replay: the pool that the passes go over.")
+    ] = "64GiB",
+    layouts: Annotated[str, typer.Option("--layouts", metavar="N", help="replay: small layouts to replay.")] = "6000",
     json: Json = False,
 ) -> int:
-    """Measure what a check costs, or how quickly the fuzzer finds the shipped faults."""
+    """Measure what a check or an operation of a trace costs, how soon faults are found, or how fast layouts replay."""
+    if what == "replay":
+        from .bench_replay import bench_replay
+
+        return bench_replay(config, device, memory, layouts, json)
     from .bench_run import run_bench
 
     return run_bench(what, config, seeds, fault, json)

@@ -15,9 +15,11 @@ REFERENCE = Path(__file__).parent.parent / "examples" / "qwen3.8-flash-next" / "
 
 def run_bench(what: str, config: str | None, seeds: str, fault: str | None, json: bool) -> int:
     """Run one bench and report it; speed is never a failure, so the exit status is 0."""
-    require_choice("BENCH", what, ("check", "fuzz"))
+    require_choice("BENCH", what, ("check", "fuzz", "traces", "replay"))
     if what == "check":
         return _bench_check(Path(config) if config is not None else REFERENCE, json)
+    if what == "traces":
+        return _bench_traces(json)
     if not (seeds.isascii() and seeds.isdigit() and 1 <= int(seeds[:6]) <= 10_000):
         raise SpecError("--seeds", f"found {shown(seeds)}, needs a whole number from 1 to 10000")
     return _bench_fuzz(int(seeds), fault, json)
@@ -68,5 +70,23 @@ def _bench_fuzz(seeds: int, fault: str | None, json: bool) -> int:
 
     console = terminal()
     report_fuzz_bench(console, found)
+    print_report(console)
+    return CLEAN
+
+
+def _bench_traces(json: bool) -> int:
+    from ..ci.bench.traces import bench_traces
+
+    found = bench_traces(progress=_tell)
+    if json:
+        write_json(found)
+        return CLEAN
+    console = terminal()
+    for rate in found.rates:
+        console.print(
+            f"{rate.allocator}: {rate.run_us:.0f} us to run an operation, {rate.draw_us:.0f} us to draw it: ratio "
+            f"{rate.ratio:.2f} (at most {found.ratio_limit:g})",
+            markup=False,
+        )
     print_report(console)
     return CLEAN

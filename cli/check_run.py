@@ -6,21 +6,21 @@ for each stage, and every rank still gets a document of its own. Anybody else's 
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
+from ..ci.cases import spec_of
 from ..model.errors import SpecError
 from ..model.spec import CacheSpec, encode_spec
-from .allocator_choice import choose_allocator
+from ..sim.cache.trace import Trace
+from .allocator_choice import choose_allocator, import_from_here
 from .deployment import Given, deploy_model, read_deployment, read_model
 from .document import document_of
 from .examination import Examination, examine
-from .output import print_report, terminal, watched, write_bytes, write_json
-from .saved_case import read_saved_case
+from .output import print_report, stdout_kept, terminal, watched, write_bytes, write_json
+from .saved_case import SavedCase, read_saved_case
 from .status import CLEAN, WRONG
 
 MAX_RANKS: Final = 4096
@@ -36,10 +36,12 @@ class StageExamination(msgspec.Struct, frozen=True):
 
 def check_one_rank(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
     """Run ``check`` for one rank; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):  # an allocator of somebody's own may print
+    saved = read_saved_case(config, allocator_name)
+    if saved is not None and isinstance(saved.case.input, Trace):
+        return _check_trace(saved, saved.case.input, given, json)
+    with stdout_kept():  # an allocator of somebody's own may print
         deployment = read_deployment(given)
-        saved = read_saved_case(config, allocator_name)
-        model = read_model(config) if saved is None else saved.case.input
+        model = read_model(config) if saved is None else spec_of(saved.case)
         loaded = deploy_model(model, deployment, given, config)
         allocator = choose_allocator(allocator_name if saved is None else saved.allocator, loaded.spec)
         examination = examine(loaded.spec, allocator, loaded.inferred)
@@ -59,9 +61,20 @@ def check_one_rank(config: str, given: Given, allocator_name: str | None, json: 
     return CLEAN if examination.status == "clean" else WRONG
 
 
+def _check_trace(saved: SavedCase, trace: Trace, given: Given, json: bool) -> int:
+    """Run the case of a trace, which says itself what it runs on."""
+    from .trace_case import check_trace_case
+
+    extra = next((option for option, value in given.items() if value not in (None, False)), None)
+    if extra is not None:
+        raise SpecError(extra, "the case is a trace, which has its spec with it: leave the option out")
+    import_from_here()
+    return check_trace_case(saved, trace, json)
+
+
 def check_all_ranks(config: str, given: Given, allocator_name: str | None, json: bool) -> int:
     """Run ``check`` for all ranks; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         deployment = read_deployment(given)
         loaded = deploy_model(read_model(config), msgspec.structs.replace(deployment, rank=0), given, config)
         count = loaded.spec.parallel.world_size

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from ..model.architecture import Architecture
-from ..model.errors import SpecError, require_choice, shown
+from ..model.errors import SpecError, require_choice, shown, shown_path, without_byte_order_mark
 from ..model.formats import KV_FORMATS, STATE_FORMATS, ElementFormat, element_format
 from ..model.loading import Deployment, LoadedSpec, deploy, parallel_layout, read_source
 from ..model.parallel import ParallelLayout
@@ -71,10 +71,15 @@ MAX_DIGITS: Final = 60
 """Longest number read; every range ends far below."""
 
 
+def is_given(given: Given, option: str) -> bool:
+    """Whether an option stands on the command line, with an empty text too."""
+    return given.get(option) not in (None, False)
+
+
 def refuse_contradictions(given: Given) -> None:
     """Raise ``SpecError`` for the first pair of options that contradict each other."""
     for one, other, why in _CONTRADICTIONS:
-        if given.get(one) and given.get(other):
+        if is_given(given, one) and is_given(given, other):
             raise SpecError("", f"{one} and {other} were both given, but {why}; give one of them")
 
 
@@ -181,12 +186,12 @@ def read_format(option: str, text: str, allowed: tuple[ElementFormat, ...]) -> E
 def name_option(error: SpecError, given: Given, source: str) -> SpecError:
     """Return ``error`` with the option that it comes from in the place of the field, else with the file ``source``."""
     option = _OPTION_OF_FIELD.get(error.field)
-    if option is not None and given.get(option):
+    if option is not None and is_given(given, option):
         return SpecError(option, error.problem)
     layout = given.get("--layout")
     if layout and error.field in ("tp", "pp", "ep", "cp", "pp_partition"):
         return SpecError("--layout", f"{shown(layout)}: {error.field}: {error.problem}")
-    return SpecError(source, str(error)) if source else error
+    return SpecError(shown_path(source), str(error)) if source else error
 
 
 def read_model(config: str) -> Architecture | CacheSpec:
@@ -197,9 +202,9 @@ def read_model(config: str) -> Architecture | CacheSpec:
         return read_source(config)
     except SpecError as error:
         _refuse_other_files_of_ours(config)
-        text = str(error)
-        named = text.startswith(config) or f"(in {config}" in text
-        raise (error if named else SpecError(config, text)) from None
+        names = shown_path(config), shown_path(Path(config, "config.json"))
+        named = error.field in names or error.problem.endswith(tuple([f"(in {name})" for name in names]))
+        raise (error if named else SpecError(names[0], str(error))) from None
 
 
 def _refuse_other_files_of_ours(config: str) -> None:
@@ -208,12 +213,13 @@ def _refuse_other_files_of_ours(config: str) -> None:
         path = Path(config)
         if not path.is_file() or path.stat().st_size > MAX_SPEC_BYTES:
             return
-        kind = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("kvsan", "spec")
+        kind = msgspec.json.decode(without_byte_order_mark(path.read_bytes()), type=dict[str, Any]).get("kvsan", "spec")
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return
     if kind != "spec":
         found = f"a kvsan {kind}" if isinstance(kind, str) else f"kvsan: {shown(kind)}"
-        raise SpecError(config, f"found {printable_line(found)[:80]}, needs a model's config.json or a saved spec")
+        problem = f"found {printable_line(found)[:80]}, needs a model's config.json or a saved spec"
+        raise SpecError(shown_path(config), problem)
 
 
 def deploy_model(model: Architecture | CacheSpec, deployment: Deployment, given: Given, source: str) -> LoadedSpec:

@@ -70,13 +70,11 @@ def examine(spec: CacheSpec, allocator: NamedAllocator, inferred: tuple[str, ...
     """
     named = f"{allocator.name}: "
     try:
-        layout = allocate(spec, allocator.function)
+        layout = laid_out(spec, allocator)
     except Rejected as rejection:
         return Examination(allocator=allocator, spec=spec, rejection=rejection, inferred=inferred)
-    except SpecError as error:
-        raise SpecError("--allocator", named + (error.problem if error.field == "allocator" else str(error))) from None
     try:
-        findings = tuple(check(layout))
+        findings = tuple(check(layout, allocated=True))
     except SpecError as error:
         raise SpecError("--allocator", named + str(error)) from None
     except Exception as error:  # a layout of somebody's own making may hold anything
@@ -85,6 +83,15 @@ def examine(spec: CacheSpec, allocator: NamedAllocator, inferred: tuple[str, ...
         problem = f"returned a layout that cannot be checked ({type(error).__name__}: {error})"
         raise SpecError("--allocator", named + problem) from None
     return Examination(allocator=allocator, spec=spec, layout=layout, findings=findings, inferred=inferred)
+
+
+def laid_out(spec: CacheSpec, allocator: NamedAllocator) -> Layout:
+    """Return the layout of ``spec``; raises ``Rejected``, and ``SpecError`` naming the allocator."""
+    try:
+        return allocate(spec, allocator.function)
+    except SpecError as error:
+        problem = error.problem if error.field == "allocator" else str(error)
+        raise SpecError("--allocator", f"{allocator.name}: {problem}") from None
 
 
 def worst(examinations: list[Examination]) -> Examination:

@@ -1,4 +1,4 @@
-"""``kvsan fuzz``: draw specs until an allocator breaks a rule, and save the smallest case of each."""
+"""``kvsan fuzz``: draw specs (or traces) until an allocator breaks a rule, and save the smallest case of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ def fuzz(
         str,
         typer.Option("--allocator", metavar="NAME", help="A name from `kvsan allocators`, or module:function."),
     ],
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Drive a running cache over small layouts, in place of drawing specs.")
+    ] = False,
     max_examples: Annotated[
         str | None,
-        typer.Option("--max-examples", metavar="N", help="Specs to draw at most.", rich_help_panel=_BUDGET),
+        typer.Option("--max-examples", metavar="N", help="Specs or traces to draw at most.", rich_help_panel=_BUDGET),
     ] = None,
     time: Annotated[
         str | None,
@@ -35,6 +38,14 @@ def fuzz(
     ] = None,
     workers: Annotated[
         str | None, typer.Option("--workers", metavar="N", help="Worker processes.", rich_help_panel=_BUDGET)
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            "--family",
+            metavar="NAME",
+            help="Specs to draw: dense, dense-v1, qsa or any; else what the allocator is known to support.",
+        ),
     ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Same seed, same examples.")] = "0",
     cases: Annotated[
@@ -54,5 +65,6 @@ def fuzz(
         "--profile": profile,
         "--workers": workers,
         "--seed": seed,
+        "--family": family,
     }
-    return fuzz_allocator(allocator, given, cases, require_coverage, json)
+    return fuzz_allocator(allocator, given, cases, require_coverage, json, traces=traces)

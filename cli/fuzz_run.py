@@ -6,37 +6,53 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..ci.campaign import Options, Progress, Result, run_campaign
 from ..ci.profiles import profile_named
+from ..model.arithmetic import div_up
 from ..model.errors import SpecError, shown
+from ..sim.cache.faulty import faulty_entry
+from ..sim.registry import is_foreign
+from ..strategies.families import family_named
 from .allocator_choice import import_from_here
-from .output import print_report, terminal, write_json
+from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
 
-_OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "profile", "workers")}
+if TYPE_CHECKING:
+    from ..ci.traces.campaign import TraceResult
+
+_OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "family", "profile", "workers")}
 
 
 def fuzz_allocator(
-    allocator: str, given: Mapping[str, str | None], cases: str, require_coverage: bool, json: bool
+    allocator: str,
+    given: Mapping[str, str | None],
+    cases: str,
+    require_coverage: bool,
+    json: bool,
+    *,
+    traces: bool = False,
 ) -> int:
     """Run the campaign and report it; return the exit status."""
     import_from_here()
-    with contextlib.redirect_stdout(sys.stderr):
+    with stdout_kept():
         try:
-            options = read_options(allocator, given, cases)
+            options = read_options(allocator, given, cases, traces=traces)
             with _live() as show:
-                result = run_campaign(options, show)
+                result = _run(options, show, traces)
         except SpecError as error:
             raise SpecError(_OPTION_OF_FIELD.get(error.field, error.field), error.problem) from None
     if json:
         write_json(result_document(result))
     else:
-        from .report_fuzz import report_campaign
+        from .report_fuzz import report_campaign, report_trace_campaign
 
         console = terminal()
-        report_campaign(console, result, options)
+        if isinstance(result, Result):
+            report_campaign(console, result, options)
+        else:
+            report_trace_campaign(console, result, options)
         print_report(console)
     if result.interrupted:
         return INTERRUPTED
@@ -45,13 +61,28 @@ def fuzz_allocator(
     return WRONG if wrong else CLEAN
 
 
-def read_options(allocator: str, given: Mapping[str, str | None], cases: str) -> Options:
-    """Return the campaign that the options ask for; what is given outright goes before the profile."""
+def _run(options: Options, show: Callable[[Progress], None], traces: bool) -> Result | TraceResult:
+    if traces:
+        from ..ci.traces.campaign import run_trace_campaign
+
+        return run_trace_campaign(options, show)
+    if faulty_entry(options.allocator) is not None:
+        raise SpecError("allocator", f"{options.allocator} is a fault of running caches: add --traces")
+    return run_campaign(options, show)
+
+
+def read_options(allocator: str, given: Mapping[str, str | None], cases: str, *, traces: bool = False) -> Options:
+    """Return the campaign that the options ask for; what is given outright goes before the profile.
+
+    A trace counts as ten examples of a profile.
+    """
     profile = profile_named("dev" if given["--profile"] is None else given["--profile"])
     examples = _whole(given, "--max-examples", 1, 10_000_000)
     seconds = _whole(given, "--time", 1, 7 * 24 * 3600)
     if examples is None and seconds is None:
         examples, seconds = profile.examples, profile.seconds
+        if traces and examples is not None:
+            examples = div_up(examples, 10)
     if not cases:
         raise SpecError("--cases", "found an empty path, needs a folder")
     return Options(
@@ -61,6 +92,8 @@ def read_options(allocator: str, given: Mapping[str, str | None], cases: str) ->
         seconds=seconds,
         workers=_whole(given, "--workers", 1, 256) or profile.workers,
         cases=Path(cases),
+        family=None if given["--family"] is None else family_named(given["--family"]).name,
+        isolate=is_foreign(allocator),
     )
 
 
@@ -75,12 +108,14 @@ def _whole(given: Mapping[str, str | None], option: str, low: int, high: int) ->
     return int(digits)
 
 
-def result_document(result: Result) -> dict[str, object]:
-    """Return the JSON document of a campaign."""
+def result_document(result: Result | TraceResult) -> dict[str, object]:
+    """Return the JSON document of a campaign; ``operations`` are counted where it was one of traces."""
+    operations = {} if isinstance(result, Result) else {"operations": result.operations}
     return {
         "allocator": result.allocator,
         "seed": result.seed,
         "examples": result.examples,
+        **operations,
         "seconds": round(result.seconds, 3),
         "refused": result.refused,
         "known": result.known,

@@ -7,9 +7,7 @@ scale and mapping offsets are null and the side planes 0.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import sys
 from typing import Any
 
 import msgspec
@@ -25,7 +23,7 @@ from .allocator_choice import choose_allocator
 from .deployment import Given, name_option, read_deployment, read_format, read_list, read_model, read_partition
 from .document import mapping_offsets_of
 from .examination import Examination, NamedAllocator, examine, worst
-from .output import print_report, terminal, watched, write_json
+from .output import print_report, stdout_kept, terminal, watched, write_json
 from .status import CLEAN, WRONG
 from .wording import counted
 
@@ -54,7 +52,7 @@ def run_matrix(
     config: str, given: Given, layouts: str, kv_dtypes: str | None, allocators: str | None, json: bool
 ) -> int:
     """Run ``matrix``; return the exit status."""
-    with contextlib.redirect_stdout(sys.stderr):  # an allocator of somebody's own may print
+    with stdout_kept():  # an allocator of somebody's own may print
         deployment = read_deployment({**given, "--pp-partition": None})
         parallels = _read_layouts(layouts, given)
         formats = _read_formats(kv_dtypes)

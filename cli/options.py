@@ -101,6 +101,6 @@ StateSlots: TypeAlias = Annotated[
 ]
 AllocatorName: TypeAlias = Annotated[
     str | None,
-    typer.Option("--allocator", metavar="NAME", help="A name from `kvsan allocators`, or module:function."),
+    typer.Option("--allocator", metavar="NAME", help="A name from `kvsan allocators`, auto, or module:function."),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -1,11 +1,13 @@
 """What reaches the standard output: one JSON document, or a report made with rich.
 
-Everything is written once, at the end. A reader that goes away (``| head``) is no error: the rest is dropped.
+Everything is written once, at the end. A reader that goes away (``| head``) is no error: the rest is dropped. While
+somebody else's allocator runs, the standard output is kept for us (``stdout_kept``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -22,6 +24,9 @@ MIN_WIDTH: Final = 40
 
 PATIENCE_SECONDS: Final = 1
 """How long work goes on before its progress is shown."""
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
 
 _PLAIN: Final = str.maketrans({"✓": "ok", "✗": "x", "…": "...", "×": "x", "–": "-", "·": "|", "•": "*", "→": "->"})
 """What stands for our signs where the terminal's encoding has no room for them."""
@@ -79,20 +84,96 @@ def _drop_the_rest() -> None:
         os.close(nowhere)
 
 
+@contextlib.contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Keep the standard output for us: what others write to it meanwhile, native code too, goes to the standard error.
+
+    Where there is no standard output, or no standard error, what they write is dropped.
+    """
+    if sys.stdout is None:  # descriptor 1 may be anything then
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    elsewhere = _standard_error()
+    try:
+        kept = os.dup(_STDOUT)
+    except OSError:  # closed: nothing to keep
+        kept = elsewhere
+    os.dup2(elsewhere, _STDOUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _flush_native()
+        os.dup2(kept, _STDOUT)
+        if kept != elsewhere:
+            os.close(kept)
+        os.close(elsewhere)
+
+
+def _standard_error() -> int:
+    """Return a new descriptor of the standard error, or of nowhere when that is closed."""
+    try:
+        return os.dup(_STDERR)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _flush_native() -> None:
+    """Write out what native code has printed and the C library still buffers, while it goes to the standard error."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
+
+
+class _Draft(io.StringIO):
+    """Text on its way to the standard output, which it looks like to rich: colours and signs are as if written there.
+
+    rich writes and flushes whatever it prints on, and typer's help leaves us no choice of where: so it is this.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._output = sys.stdout
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._output, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        try:
+            return self._output is not None and self._output.isatty()
+        except ValueError:  # closed
+            return False
+
+
+@contextlib.contextmanager
+def written_at_once() -> Iterator[None]:
+    """Hold back what is printed meanwhile (the help, by typer), and write it like everything else at the end."""
+    draft = _Draft()
+    with contextlib.redirect_stdout(draft):
+        yield
+    write_text(draft.getvalue())
+
+
 def terminal() -> Console:
     """Return a console for the report; ``print_report`` writes what was printed on it."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    draft = _Draft()
+    console = Console(file=draft, highlight=False)
     if console.width < MIN_WIDTH:
-        console = Console(highlight=False, width=MIN_WIDTH)
-    console.begin_capture()
+        console = Console(file=draft, highlight=False, width=MIN_WIDTH)
     return console
 
 
 def print_report(console: Console) -> None:
     """Write what was printed on a console of ``terminal``."""
-    write_text("\n".join(line.rstrip() for line in console.end_capture().split("\n")))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    write_text("\n".join(line.rstrip() for line in text.split("\n")))
 
 
 def watched(items: Sequence[T], label: str) -> Iterator[T]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ci.campaign import Options, Result
-from .spec_words import describe_spec
+from ..sim.spec_words import describe_spec
+from .trace_words import describe_trace
+from .wording import printable_line, printable_path
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..ci.traces.campaign import TraceResult
 
 
 def report_campaign(console: Console, result: Result, options: Options) -> None:
@@ -16,10 +20,11 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    family = "" if options.family is None else f", family {options.family}"
     rate = result.examples / max(result.seconds, 1e-9)
     console.print(
         f"{result.allocator}: {result.examples:,} examples in {result.seconds:.1f} s ({rate:,.0f} per second), "
-        f"seed {result.seed}, {result.refused:,} refused, {result.known:,} known limits hit",
+        f"seed {result.seed}{family}, {result.refused:,} refused, {result.known:,} known limits hit",
         markup=False,
     )
     if result.interrupted:
@@ -28,15 +33,16 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
         console.print()
         console.print(f"✗ {fault.rule}", style="bold red", end="")
         console.print(f" (example {fault.examples_to_find:,}, size {fault.size})", markup=False)
-        console.print(Padding(Text(fault.message), (0, 0, 0, 2)))
+        console.print(Padding(Text(printable_line(fault.message)), (0, 0, 0, 2)))
         console.print("  smallest case:", markup=False)
         for line in describe_spec(fault.spec):
             console.print(f"    {line}", markup=False)
         if fault.case is not None:
-            console.print(f"  saved as {fault.case}", markup=False, soft_wrap=True)
+            console.print(f"  saved as {printable_path(fault.case)}", markup=False, soft_wrap=True)
     coverage = result.coverage
     if coverage.cases_failing:
-        console.print(f"✗ saved cases that still fail: {', '.join(coverage.cases_failing)}", style="bold red")
+        failing = printable_path(", ".join(coverage.cases_failing))
+        console.print(f"✗ saved cases that still fail: {failing}", style="bold red", markup=False)
     if result.nothing_checked:
         console.print(f"! nothing was checked: all {result.examples:,} specs were refused", style="bold yellow")
     elif not result.faults:
@@ -53,11 +59,67 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
     if never:
         console.print(f"  values never drawn: {'; '.join(never)}", markup=False)
     if coverage.cases_not_run:
-        count = len(coverage.cases_not_run)
-        console.print(f"  saved cases of other allocators, or unreadable, not run: {count}", markup=False)
+        console.print(f"  saved cases of other allocators, not run: {len(coverage.cases_not_run)}", markup=False)
+    if coverage.cases_unreadable:
+        console.print(f"  files that are no saved case, not run: {len(coverage.cases_unreadable)}", markup=False)
+    _say_what_next(console, result, options)
+
+
+def report_trace_campaign(console: Console, result: TraceResult, options: Options) -> None:
+    """Print what a campaign of traces found: a line of totals, a paragraph per rule, and what never came about."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    rate = result.operations / max(result.seconds, 1e-9)
+    console.print(
+        f"{result.allocator}: {result.examples:,} traces, {result.operations:,} operations in {result.seconds:.1f} s "
+        f"({rate:,.0f} per second), seed {result.seed}, {result.refused:,} specs refused, {result.known:,} known "
+        "limits hit",
+        markup=False,
+    )
+    if result.interrupted:
+        console.print("interrupted: cases found so far are saved, not all of them reduced", style="yellow")
+    for fault in result.faults:
+        console.print()
+        console.print(f"✗ {fault.rule}", style="bold red", end="")
+        found = f"trace {fault.examples_to_find:,}, operation {fault.operations_to_find:,}"
+        console.print(f" ({found}, size {fault.size})", markup=False)
+        console.print(Padding(Text(fault.message), (0, 0, 0, 2)))
+        console.print("  smallest trace:", markup=False)
+        for line in describe_trace(fault.trace):
+            console.print(f"    {line}", markup=False)
+        if fault.case is not None:
+            console.print(f"  saved as {fault.case}", markup=False, soft_wrap=True)
+    coverage = result.coverage
+    if coverage.cases_failing:
+        console.print(f"✗ saved cases that still fail: {', '.join(coverage.cases_failing)}", style="bold red")
+    if result.nothing_checked:
+        console.print(f"! nothing was checked: all {result.examples:,} specs were refused", style="bold yellow")
+    elif not result.faults:
+        console.print("✓ no rule is broken outside known limits", style="green")
+    console.print()
+    done, refused = sum(coverage.done.values()), sum(coverage.refused.values())
+    console.print(
+        f"Coverage: {done:,} operations done and {refused:,} refused, {coverage.pairs_seen} of {coverage.pairs_total} "
+        f"pairs of operations, {sum(map(bool, coverage.classes.values()))} of {len(coverage.classes)} situations",
+        markup=False,
+    )
+    if coverage.classes_never:
+        console.print(f"  situations never met: {', '.join(coverage.classes_never)}", markup=False)
+    if coverage.never:
+        console.print(f"  operations never done: {', '.join(coverage.never)}", markup=False)
+    _say_what_next(console, result, options)
+
+
+def _say_what_next(console: Console, result: Result | TraceResult, options: Options) -> None:
     if result.faults and options.cases is not None:
         foreign = ":" in result.allocator and not result.allocator.startswith("fault:")
         name = f" --allocator {result.allocator}" if foreign else ""
         plugin = f" --kvsan-allocator {result.allocator}" if foreign else ""
+        folder = printable_path(options.cases)
         console.print(f"\nRun one again:  kvsan check CASE{name}", markup=False, soft_wrap=True)
-        console.print(f"All of them:    pytest --kvsan-cases {options.cases}{plugin}", markup=False, soft_wrap=True)
+        console.print(
+            f"All of them:    pytest --kvsan-cases {folder}{plugin}",
+            markup=False,
+            soft_wrap=True,
+        )

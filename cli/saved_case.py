@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..ci.cases import MAX_CASE_BYTES, Case, case_allocator, load_case
+from ..model.errors import without_byte_order_mark
 from .examination import Examination
 
 
@@ -23,10 +24,13 @@ class SavedCase(msgspec.Struct, frozen=True):
 
         A case that names no rule fails with any. Refusing a spec outside of what an allocator supports is no failure.
         """
-        found = [entry.rule for entry in self.case.found]
         refusal = examination.rejection
         rightful = refusal is not None and not refusal.supported and refusal.rule == "rejected"
-        now = [] if rightful else examination.rules
+        return self.outcome_of([] if rightful else examination.rules)
+
+    def outcome_of(self, now: list[str]) -> dict[str, Any]:
+        """Return what became of the case, which breaks the rules ``now``."""
+        found = [entry.rule for entry in self.case.found]
         still_fails = bool(set(found) & set(now)) if found else bool(now)
         return {"path": self.path, "rules": found, "rules_now": now, "still_fails": still_fails}
 
@@ -37,7 +41,7 @@ def read_saved_case(config: str, allocator: str | None) -> SavedCase | None:
     try:
         if not path.is_file() or path.stat().st_size > MAX_CASE_BYTES:
             return None
-        kind = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("kvsan")
+        kind = msgspec.json.decode(without_byte_order_mark(path.read_bytes()), type=dict[str, Any]).get("kvsan")
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None  # the reader of models words these errors
     if kind != "case":

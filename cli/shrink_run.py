@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
-from ..ci.campaign import faults_outside_limits
-from ..ci.cases import Case, FoundRule, add_case, case_allocator, load_case, require_folder
+from ..ci.cases import Case, FoundRule, add_case, case_allocator, load_case, require_folder, spec_of
 from ..ci.reducer import reduce_spec
 from ..ci.simplicity import size
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding
-from ..sim.limits import limits_of
+from ..sim.limits import faults_outside_limits, limits_of
 from ..sim.registry import resolve
 from ..sim.rules import RULES
+from ..sim.spec_words import describe_spec
 from ..sim.verdict import judge
 from .allocator_choice import import_from_here
-from .output import print_report, terminal, write_json
-from .spec_words import describe_spec
+from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
+from .wording import counted, printable_line, printable_path
 
 
 def shrink_case(path: str, allocator: str | None, rule: str | None, output: str | None, json: bool) -> int:
@@ -32,7 +32,11 @@ def shrink_case(path: str, allocator: str | None, rule: str | None, output: str 
     folder = Path(path).parent if output is None else Path(output)
     require_folder(folder, "--output")
     import_from_here()
-    with contextlib.redirect_stdout(sys.stderr):
+    if isinstance(case.input, Trace):
+        from .shrink_trace import shrink_trace_case
+
+        return shrink_trace_case(path, case, case.input, name, rule, folder, json)
+    with stdout_kept():
         shrinking = _Shrinking(case, name, rule)
         if shrinking.rule is not None:
             interrupted = shrinking.run()
@@ -53,7 +57,7 @@ class _Shrinking:
     def __init__(self, case: Case, name: str, rule: str | None) -> None:
         try:
             self._allocator = resolve(name)
-            faults = judge(case.input, self._allocator).faults
+            faults = judge(spec_of(case), self._allocator).faults
         except SpecError as error:
             problem = error.problem if error.field == "allocator" else str(error)
             raise SpecError("--allocator", f"{shown(name)}: {problem}") from None
@@ -61,12 +65,12 @@ class _Shrinking:
         if rule is not None and messages and rule not in messages:
             broken = ", ".join(messages)
             raise SpecError("--rule", f"{name} does not break {rule!r} on this case, it breaks {broken}")
-        self.spec, self.checks = case.input, 0
+        self.spec, self.checks = spec_of(case), 0
         wanted = rule or next((entry.rule for entry in case.found if entry.rule in messages), None)
         self.rule = next(iter(messages), None) if wanted not in messages else wanted
         self.message = messages.get(self.rule or "", "")
         self._limits = limits_of(name)
-        if self.rule not in [fault.rule for fault in self._faults(case.input)]:
+        if self.rule not in [fault.rule for fault in self._faults(self.spec)]:
             self._limits = ()
 
     def _faults(self, spec: CacheSpec) -> list[Finding]:
@@ -96,7 +100,7 @@ class _Shrinking:
 
 
 def _report(shrinking: _Shrinking, case: Case, allocator: str, saved: Path, interrupted: bool, json: bool) -> None:
-    before, after = size(case.input), size(shrinking.spec)
+    before, after = size(spec_of(case)), size(shrinking.spec)
     if json:
         write_json(
             {
@@ -113,11 +117,15 @@ def _report(shrinking: _Shrinking, case: Case, allocator: str, saved: Path, inte
         )
         return
     console = terminal()
-    console.print(f"{shrinking.rule}: size {before} -> {after} in {shrinking.checks:,} checks", markup=False)
-    console.print(f"  {shrinking.message}", markup=False)
+    smaller = f"size {before} -> {after}"
+    if shrinking.spec == case.input and not interrupted:
+        smaller = f"already minimal, size {after}"
+    checks = counted(shrinking.checks, "check")
+    console.print(f"{shrinking.rule}: {smaller} in {checks} (size: layers + buffers)", markup=False)
+    console.print(f"  {printable_line(shrinking.message)}", markup=False)
     for line in describe_spec(shrinking.spec):
         console.print(f"    {line}", markup=False)
-    console.print(f"  saved as {saved}", markup=False, soft_wrap=True)
+    console.print(f"  saved as {printable_path(saved)}", markup=False, soft_wrap=True)
     print_report(console)
 
 
@@ -127,6 +135,6 @@ def _report_clean(path: str, allocator: str, json: bool) -> int:
         write_json(document | {"case": path, "allocator": allocator, "interrupted": False})
         return CLEAN
     console = terminal()
-    console.print(f"✓ {allocator} breaks no rule on {path} any more: nothing to shrink", markup=False)
+    console.print(f"✓ {allocator} breaks no rule on {printable_path(path)} any more: nothing to shrink", markup=False)
     print_report(console)
     return CLEAN

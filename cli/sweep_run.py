@@ -13,10 +13,10 @@ import msgspec
 
 from ..ci.sweep import BY_SIZE, GRIDS, BrokenClass, Grid, Sweep
 from ..ci.sweep import sweep as run_sweep
-from ..model.errors import SpecError, shown
+from ..model.errors import SpecError, shown, shown_path, without_byte_order_mark
 from ..model.spec import one_line
 from .allocator_choice import import_from_here
-from .output import PATIENCE_SECONDS, print_report, terminal, write_json
+from .output import PATIENCE_SECONDS, print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, WRONG
 
 MAX_GRID_BYTES: Final = 1 << 20
@@ -31,7 +31,7 @@ def sweep_allocator(allocator: str, grid_name: str | None, json: bool) -> int:
     default = "ci" if allocator in BY_SIZE else "dev"
     grid = read_grid(default if grid_name is None else grid_name)
     import_from_here()
-    with contextlib.redirect_stdout(sys.stderr), _live() as show:
+    with stdout_kept(), _live() as show:
         try:
             result = run_sweep(allocator, grid, show)
         except SpecError as error:
@@ -52,12 +52,12 @@ def read_grid(name: str) -> Grid:
         if not path.is_file():
             raise SpecError("--grid", f"found {shown(name)}, needs one of {', '.join(GRIDS)}, or a JSON file")
         if path.stat().st_size > MAX_GRID_BYTES:
-            raise SpecError(str(path), f"a file of {path.stat().st_size} B, needs at most {MAX_GRID_BYTES} B")
-        return msgspec.json.decode(path.read_bytes(), type=Grid)
+            raise SpecError(shown_path(path), f"a file of {path.stat().st_size} B, needs at most {MAX_GRID_BYTES} B")
+        return msgspec.json.decode(without_byte_order_mark(path.read_bytes()), type=Grid)
     except OSError as error:
-        raise SpecError(str(path), error.strerror or type(error).__name__) from None
+        raise SpecError(shown_path(path), error.strerror or type(error).__name__) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(str(path), one_line(str(error))) from None
+        raise SpecError(shown_path(path), one_line(str(error))) from None
 
 
 @contextlib.contextmanager

@@ -13,12 +13,17 @@ _UNITS: Final = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 def printable_line(text: str) -> str:
     """Return ``text`` on one line without control characters, its middle left out when it is long."""
-    flat = " ".join(text.split())
+    flat = " ".join(filter(None, map(str.strip, text.splitlines())))
     clean = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in flat)
     if len(clean) <= MAX_LINE_CHARACTERS:
         return clean
     half = (MAX_LINE_CHARACTERS - 5) >> 1
     return f"{clean[:half]} ... {clean[-half:]}"
+
+
+def printable_path(path: object) -> str:
+    """Return a path whole, to be copied, with escapes in place of what does not print."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(path))
 
 
 def human_bytes(size_bytes: int) -> str:

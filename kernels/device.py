@@ -50,6 +50,10 @@ class Device(Protocol):
         """Return memory of unspecified content, its address a multiple of 256. Raises ``MemoryError``."""
         ...
 
+    def allocate_host(self, size_bytes: int) -> RawMemory:
+        """Return memory of the host that kernels reach at its address: pinned where the device is a GPU."""
+        ...
+
     def upload(self, values: NDArray[Any]) -> Any:
         """Return a torch tensor on the device with the same values."""
         ...

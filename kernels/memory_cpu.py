@@ -44,6 +44,10 @@ class HostDevice:
         """Return NumPy memory."""
         return HostMemory(size_bytes)
 
+    def allocate_host(self, size_bytes: int) -> HostMemory:
+        """Return NumPy memory: the host has one kind only."""
+        return HostMemory(size_bytes)
+
     def upload(self, values: NDArray[Any]) -> torch.Tensor:
         """Return a tensor that shares the array's memory."""
         return torch.from_numpy(np.ascontiguousarray(values))

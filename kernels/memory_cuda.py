@@ -23,6 +23,15 @@ class DeviceMemory:
         self.size_bytes = size_bytes
 
 
+class PinnedMemory:
+    """Pinned bytes of the host, which the GPU reaches at the same address; they begin at a multiple of 256."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.pinned = cupy.cuda.alloc_pinned_memory(size_bytes + 256)
+        self.address: int = self.pinned.ptr + -self.pinned.ptr % 256
+        self.size_bytes = size_bytes
+
+
 class CudaDevice:
     """The current CUDA GPU. CuPy's default stream and torch's are the same legacy stream, so their work is in order."""
 
@@ -43,6 +52,10 @@ class CudaDevice:
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(f"{self.name} has no {size_bytes} B left") from error
 
+    def allocate_host(self, size_bytes: int) -> PinnedMemory:
+        """Return pinned memory."""
+        return PinnedMemory(size_bytes)
+
     def upload(self, values: NDArray[Any]) -> torch.Tensor:
         """Return a tensor on the GPU with the same values."""
         return torch.from_numpy(np.ascontiguousarray(values)).to("cuda")
@@ -52,7 +65,7 @@ class CudaDevice:
         copied = np.empty(size_bytes, dtype=np.uint8)
         self.synchronize()
         if size_bytes:
-            cupy.cuda.runtime.memcpy(copied.ctypes.data, address, size_bytes, cupy.cuda.runtime.memcpyDeviceToHost)
+            cupy.cuda.runtime.memcpy(copied.ctypes.data, address, size_bytes, cupy.cuda.runtime.memcpyDefault)
         return copied
 
     def download_many(self, places: list[tuple[int, int]]) -> list[NDArray[np.uint8]]:
@@ -66,8 +79,8 @@ class CudaDevice:
         parts, at = [], 0
         for address, size_bytes in places:
             if size_bytes:
-                to_host = cupy.cuda.runtime.memcpyDeviceToHost
-                cupy.cuda.runtime.memcpyAsync(pinned.ptr + at, address, size_bytes, to_host, stream)
+                either = cupy.cuda.runtime.memcpyDefault
+                cupy.cuda.runtime.memcpyAsync(pinned.ptr + at, address, size_bytes, either, stream)
             parts.append(copied[at : at + size_bytes])
             at += size_bytes
         self.synchronize()
@@ -81,7 +94,7 @@ class CudaDevice:
         """Copy ``values`` to ``address``."""
         held = np.ascontiguousarray(values)
         if held.size:
-            cupy.cuda.runtime.memcpy(address, held.ctypes.data, held.size, cupy.cuda.runtime.memcpyHostToDevice)
+            cupy.cuda.runtime.memcpy(address, held.ctypes.data, held.size, cupy.cuda.runtime.memcpyDefault)
 
     def words(self, memory: DeviceMemory, width: int) -> torch.Tensor:
         """Return the bytes as a tensor of integers of ``width`` bytes that shares them, through DLPack."""

@@ -4,12 +4,13 @@ All offsets are bytes from the base of a pool. A plan has no addresses, so it is
 
 *Rounds* are those of the arena's table of owners: every cell is stamped with its number, digit by digit, and read back;
 the whole pool with its guard zones is compared with the pieces of the table. *Lanes* exercise the consumers: in a lane
-no two accesses stand for the same storage, each (access, cell) has a number of its own, and what is written through the
+no two accesses stand for the same bytes, each (access, cell) has a number of its own, and what is written through the
 storage is read through the accesses, then the reverse.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -115,7 +116,8 @@ def plan_replay(layout: Layout) -> Plan:
     rounds = tuple([_round(layout, table, number) for number in range(table.round_count)])
     suspects: list[int] = []
     formulas: set[Access] = set()
-    lanes: list[list[tuple[int, ByteView, ByteView, range]]] = []
+    lanes: dict[tuple[int, int], list[tuple[int, ByteView, ByteView, range]]] = {}
+    ordinals = _ordinals(layout)
     taken: dict[tuple[int, int], int] = {}
     for index, access in enumerate(layout.accesses):
         reach = access_bytes(access)
@@ -131,19 +133,27 @@ def plan_replay(layout: Layout) -> Plan:
             continue
         cells = reach.inside(size_bytes)
         if cells:
-            lane = _free_lane(taken, access)
-            while len(lanes) <= lane:
-                lanes.append([])
-            lanes[lane].append((index, reach, stored, cells))
+            lane = (ordinals[layout.buffers[access.buffer].life_cycle], _free_lane(taken, access))
+            lanes.setdefault(lane, []).append((index, reach, stored, cells))
     return Plan(
         layout=layout,
         table=table,
         rounds=rounds,
-        lanes=tuple([_lane(layout, lane) for lane in lanes]),
+        lanes=tuple([_lane(layout, lanes[lane]) for lane in sorted(lanes)]),
         suspects=tuple(suspects),
         narrow=tuple(_narrow(layout)),
         missing=tuple([(index, Target(view.pool, view, range(1), 0, 0)) for index, view in missing_pages(layout)]),
     )
+
+
+def _ordinals(layout: Layout) -> list[int]:
+    """Return the place of each life cycle within its group: cycles of one group may overlay each other's bytes."""
+    seen: Counter[tuple[str, int]] = Counter()
+    ordinals = []
+    for cycle in layout.life_cycles:
+        ordinals.append(seen[cycle.manager, cycle.group])
+        seen[cycle.manager, cycle.group] += 1
+    return ordinals
 
 
 def _free_lane(taken: dict[tuple[int, int], int], access: Access) -> int:

@@ -52,12 +52,21 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Replayer:
-    """Replays layouts on one device, each in at most ``max_bytes`` of its memory."""
+    """Replays layouts on one device, each in at most ``max_bytes`` of its memory.
+
+    ``allocated`` says that the layouts come from ``allocate``, which has looked at the types of all their values.
+    """
 
     def __init__(
-        self, device: Device, *, max_bytes: int = DEFAULT_MAX_BYTES, findings_per_rule: int = FINDINGS_PER_RULE
+        self,
+        device: Device,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        findings_per_rule: int = FINDINGS_PER_RULE,
+        allocated: bool = False,
     ) -> None:
         self.device = device
+        self.allocated = allocated
         self.max_bytes = max_bytes
         self.findings_per_rule = findings_per_rule
         self.anchor = Anchor(device)
@@ -82,7 +91,7 @@ class Replayer:
     def _planned(self, layout: Layout) -> Plan | Replayed:
         """Return the plan of ``layout``, or the refusal."""
         try:
-            check(layout, rules=())
+            check(layout, rules=(), allocated=self.allocated)
             return fitted(layout, self.max_bytes)
         except SpecError as error:
             return Replayed(layout, None, (), refusal=str(error))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
+from typing import Any, Final
+
+MAX_PATH_CHARACTERS: Final = 120
+"""Longest path that an error shows whole."""
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class SpecError(ValueError):
@@ -28,6 +35,17 @@ def shown(value: object) -> str:
     except Exception:  # somebody else's object
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return ``path`` as every error message shows it: normal, printable, of a long one the end, which says more."""
+    text = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(Path(path)))
+    return text if len(text) <= MAX_PATH_CHARACTERS else "..." + text[3 - MAX_PATH_CHARACTERS :]
+
+
+def without_byte_order_mark(text: bytes) -> bytes:
+    """Return UTF-8 text without the byte order mark that some editors write in front."""
+    return text.removeprefix(_BYTE_ORDER_MARK)
 
 
 def require_int(field: str, value: object, low: int, high: int) -> int:

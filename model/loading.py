@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from .architecture import Architecture
-from .errors import SpecError, require_choice
+from .errors import SpecError, require_choice, shown_path, without_byte_order_mark
 from .formats import ElementFormat, element_format
 from .huggingface import read_architecture
 from .parallel import ParallelLayout
@@ -127,7 +127,7 @@ def read_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> Architect
     try:
         return decode_spec(text)
     except SpecError as error:
-        raise SpecError(str(path), str(error)) from None
+        raise SpecError(shown_path(path), str(error)) from None
 
 
 def _saved_spec_text(path: Path) -> bytes | None:
@@ -135,7 +135,7 @@ def _saved_spec_text(path: Path) -> bytes | None:
     try:
         if not path.is_file() or path.stat().st_size > MAX_SPEC_BYTES:
             return None  # the config reader words these errors
-        text = path.read_bytes()
+        text = without_byte_order_mark(path.read_bytes())
         head = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (OSError, msgspec.DecodeError, ValueError, RecursionError):
         return None

@@ -8,7 +8,8 @@ import msgspec
 class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One place that a finding or a refusal speaks of; whatever does not apply is left out.
 
-    ``first_byte`` and ``last_byte`` (inclusive) count from the pool's base.
+    ``first_byte`` and ``last_byte`` (inclusive) count from the pool's base; those of a ``tensor`` are addresses, or on
+    the meta device, which has none, count from its storage's first byte.
     """
 
     manager: str | None = None
@@ -20,6 +21,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     consumer: str | None = None
     first_byte: int | None = None
     last_byte: int | None = None
+    tensor: str | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

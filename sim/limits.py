@@ -13,6 +13,12 @@ import msgspec
 
 from ..model.spec import CacheSpec
 from .allocators.faulty import base_of
+from .finding import Finding
+from .registry import Allocator
+from .verdict import judge
+
+_FAMILIES = ("trtllm", "vllm")
+"""Families of allocators with a table of limits: their folder, and how their names begin."""
 
 
 class KnownLimit(msgspec.Struct, frozen=True):
@@ -33,7 +39,21 @@ def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
     """Return the known limits of a shipped allocator; a fault has those of its base, foreign allocators none here."""
     if allocator.startswith("fault:"):
         allocator = base_of(allocator)
-    if not allocator.startswith("trtllm-"):
+    family = allocator.partition("-")[0]
+    if family not in _FAMILIES or ":" in allocator:
         return ()
-    module = importlib.import_module("kvsan.sim.allocators.trtllm.limits")
+    module = importlib.import_module(f"kvsan.sim.allocators.{family}.limits")
     return tuple(limit for limit in module.LIMITS if allocator in limit.allocators)
+
+
+def faults_outside_limits(
+    spec: CacheSpec, allocator: Allocator, limits: tuple[KnownLimit, ...]
+) -> tuple[list[Finding], int, bool]:
+    """Return an allocator's faults on ``spec`` outside its known limits, the number inside, and whether it refused."""
+    verdict = judge(spec, allocator)
+    faults = verdict.faults
+    if not faults:
+        return [], 0, verdict.status == "rejected"
+    excused = {rule for limit in limits if limit.matches(spec) for rule in limit.rules}
+    outside = [fault for fault in faults if fault.rule not in excused]
+    return outside, len(faults) - len(outside), verdict.status == "rejected"

@@ -36,7 +36,12 @@ class AllocatorEntry(msgspec.Struct, frozen=True):
     target: str
 
 
+_OURS: Final = "kvsan."
+"""How the modules of the shipped allocators begin."""
+
 _TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
+_VLLM = "kvsan.sim.allocators.vllm.allocators"
+_SGLANG = "kvsan.sim.allocators.sglang.allocators"
 
 ALLOCATORS: Final = (
     AllocatorEntry(
@@ -69,6 +74,48 @@ ALLOCATORS: Final = (
         "engine",
         f"{_TRTLLM}:allocate_qsa_packed_rank_local",
     ),
+    AllocatorEntry(
+        "vllm-e1",
+        "vLLM up to 0.19: a tensor per place in a group, shared by one layer of each group, all K before all V",
+        "engine",
+        f"{_VLLM}:allocate_e1",
+    ),
+    AllocatorEntry(
+        "vllm-e2",
+        "vLLM 0.25: as e1, block by block, states padded to the largest page",
+        "engine",
+        f"{_VLLM}:allocate_e2",
+    ),
+    AllocatorEntry(
+        "vllm-e2-packed",
+        "vLLM 0.25, packed: one allocation whose blocks hold the pages of all places",
+        "engine",
+        f"{_VLLM}:allocate_e2_packed",
+    ),
+    AllocatorEntry(
+        "vllm-e3",
+        "vLLM 0.33: one allocation that all groups overlay, layers outermost, K and V side by side",
+        "engine",
+        f"{_VLLM}:allocate_e3",
+    ),
+    AllocatorEntry(
+        "vllm-e3-block-outermost",
+        "vLLM 0.33 with blocks outermost: a block is one run of bytes",
+        "engine",
+        f"{_VLLM}:allocate_e3_block_outermost",
+    ),
+    AllocatorEntry(
+        "sglang",
+        "SGLang 0.5: a buffer per layer and role over token slots, states layer by layer, a pool for windowed layers",
+        "engine",
+        f"{_SGLANG}:allocate_sglang",
+    ),
+    AllocatorEntry(
+        "sglang-envelope",
+        "SGLang 0.5 with enveloped states: one entry holds all states of a request",
+        "engine",
+        f"{_SGLANG}:allocate_envelope",
+    ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )
 
@@ -91,6 +138,15 @@ def resolve(name: str) -> Allocator:
         if plugin.name == name:
             return _import_foreign(plugin.value, name)
     raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {_known()}, or module:function")
+
+
+def is_foreign(name: str) -> bool:
+    """Say, without importing anything, whether ``name`` is somebody else's code: ``module:function`` or a plugin."""
+    if any(entry.name == name for entry in ALLOCATORS) or name.startswith("fault:"):
+        return False
+    return ":" in name or any(
+        plugin.name == name for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    )
 
 
 def _known() -> str:
@@ -149,11 +205,23 @@ def allocate(spec: CacheSpec, allocator: str | Allocator | None = None) -> Layou
         ) from error
     if not isinstance(layout, Layout):
         raise SpecError("allocator", f"returned {shown(layout)}, needs a kvsan.Layout")
+    if not str(getattr(function, "__module__", "")).startswith(_OURS):
+        _check_answer(layout)
     if layout.spec is None:
         return msgspec.structs.replace(layout, spec=spec)
     if layout.spec is not spec and layout.spec != spec:
         raise SpecError("allocator", "returned a layout of another spec, needs one of the spec that it was given")
     return layout
+
+
+def _check_answer(layout: Layout) -> None:
+    """Refuse a layout with values of the wrong type, which only somebody else's allocator answers with."""
+    from .values import check_values
+
+    try:
+        check_values(layout)
+    except SpecError as error:
+        raise SpecError("allocator", f"returned a layout that cannot be checked: {error}") from None
 
 
 def message_of(error: BaseException) -> str:

@@ -44,5 +44,5 @@ def judge(spec: CacheSpec, allocator: str | Allocator | None = None) -> Verdict:
         layout = allocate(spec, allocator)
     except Rejected as rejection:
         return Verdict("rejected", None, (), rejection)
-    findings = tuple(check(layout))
+    findings = tuple(check(layout, allocated=True))
     return Verdict("findings" if findings else "clean", layout, findings)

@@ -19,10 +19,12 @@ from .families import FAMILIES, family_of
 from .formats import kv_formats, state_formats
 from .layers import attention_layers, hybrid_layers, latent_layers, recurrent_layers
 from .parallel import parallel_layouts
+from .peers import peer_pairs
 from .planes import side_planes
 from .rare import CLASSES, FITTING, classes_of, observe
 from .raw import raw_layouts
 from .recipes import FAMILY_RECIPES, RECIPES
+from .selections import accuracy_references, geometry_specs, kv_requests, selection_inputs
 from .specs import cache_specs, specs_for
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "FITTING",
     "RECIPES",
     "Census",
+    "accuracy_references",
     "attention_layers",
     "cache_specs",
     "census",
@@ -39,15 +42,19 @@ __all__ = [
     "consumers",
     "drafts",
     "family_of",
+    "geometry_specs",
     "hybrid_layers",
     "kv_formats",
+    "kv_requests",
     "latent_layers",
     "layer_classes",
     "layer_patterns",
     "observe",
     "parallel_layouts",
+    "peer_pairs",
     "raw_layouts",
     "recurrent_layers",
+    "selection_inputs",
     "side_planes",
     "specs_for",
     "state_formats",

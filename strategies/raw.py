@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ..model.arithmetic import div_up, round_up
 from ..model.formats import ElementFormat
 from ..sim.layout import Buffer, Layout, LifeCycle, Pool
-from ..sim.page import strided_page
+from ..sim.page import data_bytes, strided_page
 from .numbers import between, draw_one
 
 _FORMATS: Final = (
@@ -176,7 +176,7 @@ def _add_buffers(build: _Build, region: _Region, pool: int, offset: int, slot_st
                 offset_bytes=offset + number * region.strides[_BUFFER],
                 slot_stride_bytes=slot_stride,
                 slot_count=slots,
-                page_bytes=page.span_bytes,
+                page_bytes=data_bytes(page),  # not the span: pages may interleave
                 page=page,
             )
         )

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..model.spec import CacheSpec, Consumer
 from .classes import ClassSource, draw_layer_count, draw_layers, draw_pattern
 from .deployment import draw_draft
 from .families import LAYER_KIND_NAMES, LayerKind, family_named, family_of
+from .fitted import ABILITIES, fitted
 from .formats import KV_ORDER, STATE_ORDER
 from .geometry import cycle_pages
 from .numbers import MAX_SLOTS, MAX_TOKENS_PER_BLOCK, SLOTS, TOKENS_PER_BLOCK, between, draw_number, draw_one
@@ -115,9 +117,12 @@ def specs_for(allocator: str, *, family: str | None = None, **options: Any) -> s
     """Return specs of which the allocator called ``allocator`` supports at least four in five.
 
     The family follows from the name: ``dense-v1`` for V1, ``dense`` for plain V2, ``qsa`` for the QSA managers and for
-    faulty allocators, ``any`` for others. ``options`` are those of ``cache_specs``.
+    faulty allocators, ``dense`` made to fit (``fitted``) for vLLM and SGLang, ``any`` for others. ``options`` are
+    those of ``cache_specs``.
     """
-    return cache_specs(family=family or family_of(allocator), **options)
+    drawn = cache_specs(family=family or family_of(allocator), **options)
+    abilities = ABILITIES.get(allocator)
+    return drawn if abilities is None else drawn.map(functools.partial(fitted, can=abilities))
 
 
 @st.composite

@@ -68,7 +68,9 @@ class FuzzBench(msgspec.Struct, frozen=True):
 
 def bench_fuzz(seeds: int, only: str | None, progress: Callable[[str], None] = lambda text: None) -> FuzzBench:
     """Measure every fault (or ``only`` one) over ``seeds`` seeds; raise ``SpecError`` for an unknown fault."""
-    chosen = FAULTS if only is None else (fault_named(only),)
+    chosen = [fault for fault in FAULTS if fault.kind == "layout"] if only is None else [fault_named(only)]
+    if any(fault.kind != "layout" for fault in chosen):
+        raise SpecError("fault", f"{only} is no fault of a layout: its minimum is found by kvsan.ci.traces.find")
     faults = []
     for fault in chosen:
         faults.append(_bench_fault(fault, seeds))

@@ -7,7 +7,6 @@ the address is computed: a hint on a parameter, of an inlined function or of the
 """
 
 # mypy: ignore-errors
-# ruff: noqa: RET505, SIM108
 # Triton takes one branch of a constant condition, and must see both as branches.
 # Triton evaluates the annotations of a kernel, so they are left out but for constants and 64-bit strides.
 

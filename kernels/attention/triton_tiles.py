@@ -9,7 +9,6 @@ running maximum. Which tiles did not take part is stored, a row of flags per pro
 """
 
 # mypy: ignore-errors
-# ruff: noqa: SIM113
 # Triton takes one branch of a constant condition, and must see both as branches.
 # Triton evaluates the annotations of a kernel, so they are left out but for constants and 64-bit strides.
 

@@ -79,7 +79,7 @@ def upload(device: Device, table: RowTable) -> list[Uploaded]:
     """Return the classes of ``table`` on ``device``."""
     uploaded = []
     for kind, rows, places in table.classes:
-        block = device.block_words if kind.long_items else device.short_block_words
+        block = _block_words(device, kind, rows)
         ends = tile_ends(kind, rows, block)
         uploaded.append(
             Uploaded(
@@ -87,6 +87,16 @@ def upload(device: Device, table: RowTable) -> list[Uploaded]:
             )
         )
     return uploaded
+
+
+def _block_words(device: Device, kind: RowClass, rows: Integers) -> int:
+    """Return the words of a tile. The interpreter compiles nothing, so there a tile is no larger than its rows."""
+    block = device.block_words if kind.long_items else device.short_block_words
+    if device.kind == "cuda":
+        return block
+    ends = tile_ends(kind, rows, 1)
+    words = rows[:, ITEM] if kind.long_items else np.diff(ends, prepend=0)
+    return max(16, min(block, 1 << int(words.max()).bit_length()))
 
 
 def new_tally(device: Device, count: int) -> Tally:
@@ -154,3 +164,19 @@ def fold(anchor: Anchor, folding: Folding, folds: Any) -> None:
             folding.row_count.bit_length(), COLUMNS=COLUMNS, AXIS=AXIS, BLOCK=anchor.device.fold_block_words,
             num_warps=anchor.device.warps,
         )  # fmt: skip
+
+
+def copy_runs(anchor: Anchor, table: Integers) -> None:
+    """Copy bytes: a row of ``table`` has the target, the bytes and, as its number, the source, both from the anchor.
+
+    No row may write what another one reads, as the rows are copied in no particular order.
+    """
+    if not len(table):
+        return
+    device = anchor.device
+    tiles = -(-table[:, ITEM] // device.short_block_words)  # floor: up
+    ends = np.cumsum(tiles)
+    _kernels().copy[(int(ends[-1]),)](
+        anchor.words(1), device.upload(table), device.upload(ends), len(table), len(table).bit_length(),
+        COLUMNS=COLUMNS, BLOCK=device.short_block_words, num_warps=device.warps,
+    )  # fmt: skip

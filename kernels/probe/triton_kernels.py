@@ -192,3 +192,16 @@ def fold(anchor, rows, ends, places, folds, row_count, search_steps, COLUMNS: tl
     mixed = mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
     terms = tl.where(left > 0, (words + 1) * (mixed | 1), 0)
     tl.atomic_add(folds + tl.load(places + row), tl.sum(terms, axis=0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["row_count", "search_steps"])
+def copy(anchor, rows, ends, row_count, search_steps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Copy runs of bytes: a row is a target from the anchor, its bytes, and in the number's column the source."""
+    tile = tl.program_id(0).to(tl.int64)
+    row = _row_of_tile(ends, row_count, tile, search_steps)
+    before = tl.load(ends + row - 1, mask=row > 0, other=0)
+    columns = rows + row * COLUMNS
+    index = (tile - before) * BLOCK + tl.arange(0, BLOCK)
+    meant = index < tl.load(columns + 3)
+    held = tl.load(anchor + tl.load(columns + 4) + index, mask=meant, other=0)
+    tl.store(anchor + tl.load(columns) + index, held, mask=meant)

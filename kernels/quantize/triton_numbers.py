@@ -7,7 +7,7 @@ Formats by code: 0 fp32, 1 fp16, 2 bf16, 3 fp8 (e4m3), 4 NVFP4 (e2m1 with one e4
 """
 
 # mypy: ignore-errors
-# ruff: noqa: RET505, SIM114
+# ruff: noqa: SIM114
 # Triton takes one branch of a constant condition, and must see both as branches.
 # Triton evaluates the annotations of a kernel, so they are left out but for constants and 64-bit strides.
 

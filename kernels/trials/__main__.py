@@ -17,7 +17,7 @@ import msgspec
 
 from ...model.errors import SpecError
 from ..device import open_device
-from .reporting import report_kernel
+from .campaign import campaign
 from .shape import LARGE, SMALL
 
 MAX_VARIANTS = 40
@@ -55,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         # a process that has used CUDA must not fork
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-            reports = list(pool.map(report_kernel, *zip(*jobs, strict=True)))
+            reports = list(pool.map(campaign, *zip(*jobs, strict=True)))
     else:
-        reports = [report_kernel(*job) for job in jobs]
+        reports = [campaign(*job) for job in jobs]
     print(msgspec.json.format(msgspec.json.encode({"device": options.device, "kernels": reports})).decode())
     crowded = any(count > MAX_VARIANTS for report in reports for count in report["variants"].values())
     return 1 if crowded or any(report["failures"] for report in reports) else 0

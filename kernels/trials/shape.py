@@ -28,10 +28,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     ``lengths`` are the tokens of each request, ``query_tokens`` the last ones that ask. ``element_step`` is the
     distance of neighbouring elements, ``row_gap``, ``page_gap`` and ``slot_gap`` are unused containers after each row,
-    page and slot; ``planes_apart`` keeps K and V in planes of their own instead of side by side in the slot.
-
-    Recurrent trials read ``heads``, ``group`` (heads per group), ``head_dim``, ``value_dim`` (state size), ``taps``,
-    ``lengths`` (one per request; steps are ``query_tokens``), ``format`` and ``conv_format``.
+    page and slot; ``planes_apart`` keeps K and V in planes of their own instead of side by side in the slot. Recurrent
+    trials read ``heads``, ``group`` (heads per group), ``head_dim``, ``value_dim`` (state size), ``taps``, ``lengths``
+    (steps are ``query_tokens``), ``format`` and ``conv_format``.
     """
 
     seed: int = 0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..errors import SpecError
+from ..errors import SpecError, shown_path, without_byte_order_mark
 from .fields import one_line
 
 MAX_FILE_BYTES: Final = 64 << 20
@@ -37,7 +37,7 @@ def read_config(source: object) -> tuple[dict[str, Any], str]:
         path = os.fsdecode(source)
     except Exception:  # whatever the path object raises when asked for its path
         raise SpecError("source", "a path object without a path, needs a config.json or its folder") from None
-    name = _shown_path(path)
+    name = shown_path(path)
     if not path:
         raise SpecError("source", "found an empty path, needs a config.json or its folder")
     try:
@@ -45,7 +45,7 @@ def read_config(source: object) -> tuple[dict[str, Any], str]:
             path = os.path.join(path, "config.json")
             if not os.path.lexists(path):
                 raise SpecError(name, "a folder without a config.json, needs the model's config.json in it")
-            name = _shown_path(path)
+            name = shown_path(path)
         data = _read_bytes(path, name)
     except SpecError:  # a ValueError too
         raise
@@ -81,6 +81,7 @@ def _too_large(size_bytes: int, name: str) -> SpecError:
 
 
 def _decode(data: bytes, name: str) -> dict[str, Any]:
+    data = without_byte_order_mark(data)
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -128,9 +129,3 @@ def _json_kind(value: object) -> str:
         return "null"
     names: dict[type, str] = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), "no object")
-
-
-def _shown_path(path: str) -> str:
-    """Return ``path`` on one printable line of at most 120 characters; its end says more than its start."""
-    shown = one_line(path)
-    return shown if len(shown) <= 120 else "..." + shown[-117:]

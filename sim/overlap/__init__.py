@@ -12,11 +12,13 @@ Invariant: every answer is exact, for any Python integers. ``None`` is a proof t
    with the fewest values left (bounds from outside, greatest common divisors from inside);
 3. where two long axes with different strides meet (the pages of two size classes), a Euclid-like "first multiple in a
    range", so that 2**40 slots cost as much as ten (``multiples``);
-4. the integer set library, imported only then, once the search has spent its budget of steps (``sets``).
+4. bitmaps, once the search has spent its budget of steps, where the views are not too long for them (``bitmaps``);
+5. for longer ones the integer set library, imported only then (``sets``).
 
-Cost: 1 to 3 take microseconds, and some milliseconds at most (``equation.STEP_BUDGET``). 4 takes milliseconds, up to
-seconds: integer programming is NP-hard in the number of axes. Beyond ``sets.OPERATION_LIMIT`` it raises ``Undecided``,
-which is no answer. ``trace_collision`` and ``trace_self_collision`` say what was used.
+Cost: 1 to 3 take microseconds, and some milliseconds at most (``equation.STEP_BUDGET``). 4 takes milliseconds, up to a
+second for views of 128 MiB (of more, where strides and items have a common divisor). 5 takes milliseconds, up to
+some seconds: integer programming is NP-hard in the number of axes. Beyond ``sets.OPERATION_LIMIT`` it raises
+``Undecided``, which is no answer. ``trace_collision`` and ``trace_self_collision`` say what was used.
 """
 
 from __future__ import annotations

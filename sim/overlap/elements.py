@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from . import sets
+from . import bitmaps, sets
 from .equation import SearchTooLong, Term, solutions
 from .views import SlotView, dims
 
@@ -20,6 +20,9 @@ def least_element(view: SlotView, byte: int, *, other_slot_than: int | None = No
     try:
         found = _elements(view, byte)
     except SearchTooLong:
+        drawn = bitmaps.elements(view, byte, other_slot_than)
+        if drawn is not None:
+            return next(drawn, None), "bitmap"
         return sets.least_element(view, byte, other_slot_than=other_slot_than), "sets"
     return next((element for element in found if element[0] != other_slot_than), None), "branch"
 
@@ -36,6 +39,9 @@ def least_two_elements(view: SlotView, byte: int) -> tuple[Element, Element, str
     try:
         found = _elements(view, byte)
     except SearchTooLong:
+        drawn = bitmaps.elements(view, byte)
+        if drawn is not None:
+            return certain(next(drawn, None), byte), certain(next(drawn, None), byte), "bitmap"
         first = certain(sets.least_element(view, byte), byte)
         return first, certain(sets.least_element(view, byte, after=first), byte), "sets"
     if len(found) < 2:

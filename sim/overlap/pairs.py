@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 
 from ...model.arithmetic import div_up
-from . import sets
+from . import bitmaps, sets
 from .elements import Element, certain, least_element, least_two_elements
 from .equation import CheapestSolution, SearchTooLong, Term
 from .multiples import floor_div
@@ -47,7 +47,7 @@ def trace_collision(
     """As ``smallest_collision``, with the methods used.
 
     These are ``empty``, ``ranges`` (apart), ``cells`` (apart in every pair of slots), ``bounds`` (of the equation, by
-    themselves), ``branch``, ``pair`` and ``leap`` (see ``equation``), and ``sets``.
+    themselves), ``branch``, ``pair`` and ``leap`` (see ``equation``), ``bitmap`` and ``sets``.
     """
     if is_empty(a) or is_empty(b):
         return None, frozenset({"empty"})
@@ -134,6 +134,10 @@ def _smallest_shared(a: SlotView, b: SlotView, solver: CheapestSolution) -> int 
     try:
         _search_pair(a, b, solver)
     except SearchTooLong:
+        decided, solver.byte = bitmaps.smallest_shared(a, b)
+        if decided:
+            solver.steps.add("bitmap")
+            return solver.byte
         first = byte_range(a)[0]
         cost = sets.least_cost(_terms(a, b, with_slots=True), byte_range(b)[0] - first)
         solver.steps.add("sets")
@@ -164,6 +168,10 @@ def _smallest_distinct(a: SlotView, b: SlotView, solver: CheapestSolution) -> in
         for term in _slot_differences(a, b):
             solver.search((*inner, term), byte_range(b)[0] - first, first)
     except SearchTooLong:
+        decided, solver.byte = bitmaps.smallest_shared(a, b, distinct_slots=True)
+        if decided:
+            solver.steps.add("bitmap")
+            return solver.byte
         solver.steps.add("sets")
         first, inner = byte_range(a)[0], _terms(a, b, with_slots=False)
         cost = sets.least_cost_of_distinct_slots(a, b, inner, byte_range(b)[0] - first)
@@ -268,6 +276,10 @@ def _smallest_self(a: SlotView, solver: CheapestSolution) -> int | None:
         for equation in equations:
             solver.search(equation, 0, first)
     except SearchTooLong:
+        decided, solver.byte = bitmaps.smallest_twice(a)
+        if decided:
+            solver.steps.add("bitmap")
+            return solver.byte
         solver.steps.add("sets")
         costs = [cost for equation in equations if (cost := sets.least_cost(equation, 0)) is not None]
         solver.byte = first + min(costs) if costs else None

@@ -15,6 +15,7 @@ modulo a common pitch) do not meet.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ import msgspec
 
 from ..finding import Finding
 from ..layout import Access, Buffer, Layout
-from ..overlap import Collision, SlotView, smallest_collision, smallest_self_collision
+from ..overlap import Collision, SlotView, Undecided, smallest_collision, smallest_self_collision
 from ..page import Page
 from .rule import Inspection, Rule, access_name, buffer_name, place_of, pool_name
 
@@ -191,12 +192,22 @@ def _name(layout: Layout, piece: Piece) -> str:
     return f"layer {part.layer}'s {part.role} (packed)"
 
 
+@contextlib.contextmanager
+def _named(pair: str) -> Iterator[None]:
+    """Say of which ``pair`` it is that the solver gives up."""
+    try:
+        yield
+    except Undecided as error:
+        raise Undecided(f"{pair}: {error}") from None
+
+
 def _pair(inspection: Inspection, first: Piece, second: Piece) -> Iterator[Finding]:
     layout = inspection.layout
     one, other = layout.buffers[first.buffer], layout.buffers[second.buffer]
-    found = smallest_collision(
-        _piece_view(layout, first), _piece_view(layout, second), distinct_slots=_overlay(layout, one, other)
-    )
+    with _named(f"{_name(layout, first)} and {_name(layout, second)}"):
+        found = smallest_collision(
+            _piece_view(layout, first), _piece_view(layout, second), distinct_slots=_overlay(layout, one, other)
+        )
     if found is None:
         return
     yield Finding(
@@ -215,10 +226,11 @@ def _self_overlap(inspection: Inspection, piece: Piece) -> Iterator[Finding]:
     """Yield two elements of one piece that share a byte; a declared overlap is inside a cell, never between slots."""
     layout = inspection.layout
     view = _piece_view(layout, piece)
-    if piece.page.self_overlap:
-        found = smallest_collision(view, view, distinct_slots=True)
-    else:
-        found = smallest_self_collision(view)
+    with _named(f"{_name(layout, piece)} and itself"):
+        if piece.page.self_overlap:
+            found = smallest_collision(view, view, distinct_slots=True)
+        else:
+            found = smallest_self_collision(view)
     if found is None:
         return
     pool = pool_name(layout.pools[layout.buffers[piece.buffer].pool])
@@ -249,7 +261,8 @@ def _stray(inspection: Inspection, access: Access, pieces: list[Piece]) -> Itera
         distinct = mine or _overlay(layout, layout.buffers[access.buffer], layout.buffers[piece.buffer])
         if distinct and not every_slot:
             continue
-        found = smallest_collision(view, _piece_view(layout, piece), distinct_slots=distinct)
+        with _named(f"the {access_name(layout, access)} and {_name(layout, piece)}"):
+            found = smallest_collision(view, _piece_view(layout, piece), distinct_slots=distinct)
         if found is not None:
             yield _stray_finding(layout, access, piece, found)
             return

@@ -31,7 +31,7 @@ RuleCheck: TypeAlias = Callable[[Inspection], Iterator[Finding]]
 
 class Rule(msgspec.Struct, frozen=True):
     """A short name, one line, one paragraph, and the check; ``check`` is None for rules about an allocator's
-    refusals."""
+    refusals or about decisions (the choice of a manager)."""
 
     name: str
     summary: str

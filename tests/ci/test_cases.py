@@ -36,6 +36,7 @@ from kvsan.ci.cases import (
 from kvsan.model.errors import SpecError
 from kvsan.model.layers import INDEX_KEY, LatentLayer, SidePlane, UncachedLayer
 from kvsan.model.spec import AttentionLayer, CacheSpec, Draft, ParallelLayout
+from kvsan.sim.rules import RULES
 
 LAYER = AttentionLayer(kv_heads=2, head_dim=64)
 SPEC = CacheSpec(layers=(LAYER,))
@@ -157,7 +158,8 @@ def test_what_fails_on_the_way_leaves_nothing_behind(tmp_path, monkeypatch, step
 
 
 def test_readers_only_ever_see_whole_files(tmp_path: Path) -> None:
-    many = changed(found=tuple(FoundRule(rule=f"rule{n}", message="x" * 1000) for n in range(200)))
+    rules = itertools.islice(itertools.cycle(rule.name for rule in RULES), 200)
+    many = changed(found=tuple(FoundRule(rule=rule, message="x" * 1000) for rule in rules))
     save_case(many, tmp_path)
     ended = threading.Event()
 
@@ -277,7 +279,8 @@ BAD_TEXTS = {
     "infinity": (text(input=document()["input"] | {"slots": float("inf")}), "malformed"),
     "no UTF-8": (encode_case(CASE).replace(b"two bytes", b"two \xff\xfe"), ""),
     "a lone surrogate": (encode_case(CASE).replace(b"two bytes", b"\\ud800"), ""),
-    "a byte order mark": (b"\xef\xbb\xbf" + encode_case(CASE), "malformed"),
+    "two byte order marks": (b"\xef\xbb\xbf" * 2 + encode_case(CASE), "malformed"),
+    "a rule that nobody knows": (text(found=[{"rule": "no\nsuch", "message": ""}]), "found: unknown rule 'no\\nsuch'"),
     "deep lists": (b"[" * 200_000, "nested too deeply"),
     "deep objects": (b'{"a":' * 200_000, "nested too deeply"),
     "a deep field": (b'{"kvsan":"case","version":1,"input":' + b"[" * 200_000, "nested too deeply"),
@@ -307,6 +310,22 @@ def test_bad_text_is_refused_in_one_line_and_at_once(tmp_path: Path, name: str) 
     assert time.process_time() - started < 2
     assert found.startswith(f"{path}: ")
     assert words in found
+
+
+def test_a_byte_order_mark_is_no_part_of_a_case(tmp_path: Path) -> None:
+    path = tmp_path / "case.json"
+    path.write_bytes(b"\xef\xbb\xbf" + encode_case(CASE))
+    assert load_case(path) == CASE
+
+
+def test_a_rule_of_a_newer_kvsan_is_kept_in_the_file(tmp_path: Path) -> None:
+    """What adds to a case or takes a rule from it keeps the others, known or not."""
+    newer = changed(found=(FoundRule(rule="of-next-year", message=""),))
+    path = save_case(newer, tmp_path)
+    add_case(changed(found=(ALIAS,)), tmp_path)
+    assert {entry.rule for entry in decode_case(path.read_bytes()).found} == {"alias", "of-next-year"}
+    withdraw_case(path, "alias")
+    assert decode_case(path.read_bytes()) == newer
 
 
 def test_every_cut_of_a_case_is_refused(tmp_path: Path) -> None:

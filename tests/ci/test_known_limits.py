@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 import pytest
 
-from kvsan.ci.campaign import Chunk, Options, faults_outside_limits
+from kvsan.ci.campaign import Chunk, Options
 from kvsan.ci.determinism import CHUNK_EXAMPLES
 from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import (
@@ -26,13 +26,17 @@ from kvsan.model.layers import (
 )
 from kvsan.model.spec import CacheSpec, Consumer, Draft, ParallelLayout, decode_spec
 from kvsan.sim.allocators.faulty import base_of
-from kvsan.sim.allocators.trtllm.limits import LIMITS, packed_plane_meets_pages, pages_exceed_index
-from kvsan.sim.limits import KnownLimit, limits_of
+from kvsan.sim.allocators.trtllm.limits import LIMITS as TRTLLM_LIMITS
+from kvsan.sim.allocators.trtllm.limits import packed_plane_meets_pages, pages_exceed_index
+from kvsan.sim.allocators.vllm.limits import LIMITS as VLLM_LIMITS
+from kvsan.sim.limits import KnownLimit, faults_outside_limits, limits_of
 from kvsan.sim.registry import ALLOCATORS, resolve
 from kvsan.sim.rules import RULES
 from kvsan.sim.verdict import judge
 
 SOUND = ("trtllm-v1", "trtllm-v2", "trtllm-v2-qsa-packed")
+LIMITED = (*SOUND, "vllm-e1")
+LIMITS = (*TRTLLM_LIMITS, *VLLM_LIMITS)
 EXAMPLES = 2_000
 
 PAIRS = [(limit, allocator) for limit in LIMITS for allocator in limit.allocators]
@@ -90,7 +94,7 @@ def test_a_limit_is_documented_and_speaks_of_what_there_is(limit: KnownLimit, ro
     assert anchor in sections
     for allocator in limit.allocators:
         assert f"`{allocator}`" in sections[anchor]
-        assert allocator in SOUND
+        assert allocator in LIMITED
     assert f"`{limit.matches.__name__}`" in sections[anchor]
     assert set(limit.rules) <= {rule.name for rule in RULES}
     assert limit in limits_of(limit.allocators[0])
@@ -100,7 +104,7 @@ def test_only_sound_allocators_have_limits() -> None:
     """A fault has the limits of its base: what breaks there is not the fault."""
     for entry in ALLOCATORS:
         base = base_of(entry.name) if entry.kind == "fault" else entry.name
-        assert bool(limits_of(entry.name)) == (base in SOUND)
+        assert bool(limits_of(entry.name)) == (base in LIMITED)
         assert limits_of(entry.name) == limits_of(base)
     assert limits_of("my.module:allocate") == ()
 

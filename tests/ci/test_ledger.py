@@ -146,6 +146,7 @@ def test_classes_that_were_wanted_and_never_drawn_are_named() -> None:
 
 
 def test_saved_cases_are_listed_in_order() -> None:
-    cases = SavedCases(("b", "a"), ("b",), ("d", "c"))
+    cases = SavedCases(("b", "a"), ("b",), ("d", "c"), ("f", "e"))
     found = coverage_of(Counter(), Counter(), (), None, cases)
     assert (found.cases_run, found.cases_failing, found.cases_not_run) == (["a", "b"], ["b"], ["c", "d"])
+    assert found.cases_unreadable == ["e", "f"]

@@ -170,7 +170,7 @@ def test_a_case_that_still_breaks_its_rule_fails_with_message_and_remedy(judged:
     assert result == "failure"
     assert lines[0] == "unexplained-rejection: the allocator refused with KeyError: 'window'"
     assert "  remedy: let the allocator raise kvsan.Rejected with the cause and the way out" in lines
-    assert "spec: CacheSpec(layers=[AttentionLayer(kv_heads=2, head_dim=64, value_dim=64)])" in lines
+    assert "spec: KV bf16, 32 tokens per block, tp1, 4 slots; layer 0: attention, 2 KV heads x 64" in lines
     assert lines[-1] == "run again: kvsan check cases/fails.json --allocator own:refusing"
     assert "Traceback" not in judged.output
 

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.slow
 ALLOCATORS = '''
 """Allocators of somebody's own that are slow, loud, or the end of their process."""
 import os
+import threading
 import time
+import traceback
 
 from kvsan.sim.allocators.faulty.storage import allocate_canary
 from kvsan.sim.allocators.trtllm.allocators import allocate_dense
@@ -56,7 +58,34 @@ def ends_once(spec):
 def slow(spec):
     time.sleep(0.05)
     return allocate_canary(spec)
+
+
+def threads(spec):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    return allocate_canary(spec)
+
+
+def reduced():
+    """Whether a case is reduced, now or earlier."""
+    if any(frame.filename.endswith("reduction.py") for frame in traceback.extract_stack()):
+        open("reducing", "w").close()
+    return os.path.exists("reducing")
+
+
+def ends_reduced(spec):
+    if reduced():
+        os._exit(7)
+    return allocate_canary(spec)
+
+
+def slow_reduced(spec):
+    if reduced():
+        time.sleep(0.2)
+    return allocate_canary(spec)
 '''
+
+LEAVES = "import os\n\nos._exit(0)\n"
+"""A module that ends whoever imports it."""
 
 
 @pytest.fixture
@@ -64,6 +93,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Put the module of allocators into a folder of its own, and go there; return its name."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "odd_allocators.py").write_text(ALLOCATORS, encoding="utf-8")
+    (tmp_path / "project" / "leaves.py").write_text(LEAVES, encoding="utf-8")
     monkeypatch.chdir(tmp_path / "project")
     return "odd_allocators"
 
@@ -174,13 +204,14 @@ def test_workers_do_not_outlive_a_killed_campaign(own: str, start: Start) -> Non
     wait_for(lambda: all(map(gone, running)), 20)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(
     ("name", "words"), [("ending", "ends the process (status 7)"), ("killed", "ends the process (signal 9)")]
 )
 def test_an_allocator_that_takes_its_worker_down_is_one_line_with_its_spec(
-    own: str, start: Start, name: str, words: str
+    own: str, start: Start, name: str, words: str, workers: str
 ) -> None:
-    process = start(f"{own}:{name}", "--max-examples", "1000", "--workers", "2", "--cases", "cases")
+    process = start(f"{own}:{name}", "--max-examples", "1000", "--workers", workers, "--cases", "cases")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     assert err.startswith(f"kvsan: --allocator: '{own}:{name}' {words} in chunk ")
@@ -197,6 +228,42 @@ def test_a_worker_that_ends_for_no_visible_reason_is_one_line(own: str, start: S
     assert err.count("\n") == 1
 
 
+def test_an_allocator_that_ends_the_process_while_a_case_is_reduced(own: str, start: Start) -> None:
+    process = start(f"{own}:ends_reduced", "--max-examples", "20", "--cases", "cases")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    problem = "ends the process (status 7) while a case is reduced, on the spec of cases/"
+    assert err.startswith(f"kvsan: --allocator: '{own}:ends_reduced' {problem}")
+    assert err.count("\n") == 1
+    rules = {entry.rule for path in Path("cases").iterdir() for entry in load_case(path).found}
+    assert "alias" in rules, "what the chunks found is saved"
+
+
+def test_an_allocator_whose_import_ends_the_process(own: str, start: Start) -> None:
+    out, err = (process := start("leaves:allocate")).communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "kvsan: --allocator: 'leaves:allocate' ends the process while it is imported\n"
+
+
+def test_threads_of_an_allocator_keep_no_process_alive(own: str, start: Start) -> None:
+    process = start(f"{own}:threads", "--max-examples", "20", "--cases", "cases")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    assert json.loads(out)["faults"]
+
+
+def test_sigint_while_a_case_is_reduced(own: str, start: Start) -> None:
+    process = start(f"{own}:slow_reduced", "--max-examples", "20", "--cases", "cases")
+    wait_for(Path("reducing").exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "kvsan: interrupted\n")
+    document = json.loads(out)
+    assert (document["interrupted"], document["examples"]) == (True, 20)
+    for fault in document["faults"]:
+        assert fault["rule"] in {entry.rule for entry in load_case(Path(fault["case"])).found}
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_an_allocator_prints_is_no_output(own: str, start: Start, workers: str) -> None:
     process = start(f"{own}:loud", "--max-examples", "30", "--workers", workers, "--cases", "cases")
@@ -204,4 +271,6 @@ def test_what_an_allocator_prints_is_no_output(own: str, start: Start, workers: 
     assert process.returncode == 1
     assert "printed by an allocator" in err
     assert json.loads(out)["faults"]
-    assert set(os.listdir()) <= {"__pycache__", "cases", "odd_allocators.py"}, "no .hypothesis in a user's folder"
+    assert set(os.listdir()) <= {"__pycache__", "cases", "leaves.py", "odd_allocators.py"}, (
+        "no .hypothesis in a user's folder"
+    )

@@ -18,6 +18,7 @@ BAD_OPTIONS = [
     (["--tp", "0"], "--tp: found 0, needs a whole number from 1"),
     (["--pp", "100"], "--pp: found 100 pipeline stages for 48 layers"),
     (["--layout", "tp2pp100"], "--layout: 'tp2pp100': pp: found 100 pipeline stages for 48 layers"),
+    (["--layout", ""], "--layout: unknown parallel layout '', needs a name such as tp4"),
     (["--layout", "tq4"], "--layout: unknown parallel layout 'tq4'"),
     (["--layout", "tp2\n\x1b[31mred"], "--layout: unknown parallel layout"),
     (["--pp-partition", "1,x"], "--pp-partition: found 'x', needs whole numbers with commas between"),
@@ -52,6 +53,7 @@ BAD_OPTIONS = [
 
 CONTRADICTIONS = [
     ("--layout=tp2", "--tp=2"),
+    ("--layout=", "--tp=2"),
     ("--layout=tp2", "--pp=2"),
     ("--layout=tp2", "--ep=2"),
     ("--layout=tp2", "--cp=2"),
@@ -118,6 +120,43 @@ def test_a_file_that_cannot_be_read_is_named(run, tmp_path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     require_one_line(run("check", binary), "binary.json", "not UTF-8")
     require_one_line(run("check", Path("/dev/null")), "null")
+
+
+MARK = b"\xef\xbb\xbf"
+"""The byte order mark that some editors write in front of UTF-8."""
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(run, tmp_path, reference) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(MARK + reference.read_bytes())
+    assert run("check", file, "--json").out == run("check", reference, "--json").out
+    file.write_bytes(MARK + b'{"kvsan": "spec", "layers": [{"kind": "attention", "kv_heads": 1, "head_dim": 64}]}')
+    assert run("check", file).status == 0
+    file.write_bytes(MARK + b'{"kvsan": "map"}')
+    require_one_line(run("check", file), "config.json: found a kvsan map, needs a model's config.json")
+    file.write_bytes(MARK + b'{"kv_formats": ["fp8"], "heads": 1, "head_dims": [8], "tp": [1], "index_dims": [8]}')
+    assert run("sweep", "--allocator", "trtllm-v2-qsa-packed", "--grid", file).status == 0
+
+
+ODD_NAMES = ["two\nlines.json", "two  spaces.json", "\x1b[31mred.json", "l\udcffone.json", "[b]old.json", "n" * 200]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize("content", [None, b"not json", b'{"kvsan": "spec", "layers": []}', b'{"kvsan": "case"}'])
+def test_a_path_is_shown_once_and_alike_everywhere(run, tmp_path, name, content, monkeypatch) -> None:
+    """In whatever way it is given: printable, and as every other message shows it."""
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content)
+    shown = name if len(name) <= 120 else "..." + name[-117:]
+    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown)
+    commands = (["check", name], ["check", f".//{name}"], ["matrix", name], ["check", name, "--all-ranks"])
+    for command in (*commands, ["shrink", name], ["shrink", f"./{name}"]):
+        layouts = ["--layouts", "tp1"] if command[0] == "matrix" else []
+        ran = run(*command, *layouts)
+        require_one_line(ran)
+        assert ran.err.startswith(f"kvsan: {shown}: ")
+        assert ran.err.count(shown) == 1
 
 
 def test_a_fault_of_a_saved_spec_is_not_blamed_on_an_option(run, tmp_path, reference) -> None:

@@ -30,9 +30,9 @@ def test_a_rule_is_explained(run, rule) -> None:
 
 
 def test_an_unknown_rule_gets_the_nearest_names(run) -> None:
-    ran = run("rules", "alias-rule")
+    ran = run("rules", "aliass")
     assert (ran.status, ran.out) == (2, "")
-    assert ran.err == "kvsan: NAME: unknown rule 'alias-rule', did you mean alias?\n"
+    assert ran.err == "kvsan: NAME: unknown rule 'aliass', did you mean alias?\n"
     assert "needs one of bounds, alias, " in run("rules", "zzzz", "--json").err
 
 

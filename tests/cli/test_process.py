@@ -62,11 +62,25 @@ def test_a_reader_that_goes_away_is_no_error(reference, arguments) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full: /dev/full")
-def test_a_full_disk_is_one_line(reference) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "{}", "--json"],
+        ["check", "{}"],
+        ["matrix", "{}", "--layouts", "tp1"],
+        ["rules"],
+        ["rules", "alias"],
+        ["--help"],
+        ["check", "--help"],
+        ["--version"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_one_line(reference, arguments) -> None:
+    command = [argument.format(reference) for argument in arguments]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [*KVSAN, "check", str(reference), "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([*KVSAN, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "kvsan: cannot write the standard output: No space left on device\n"
 
@@ -84,6 +98,25 @@ def test_an_interrupt_leaves_no_traceback(reference, tmp_path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "kvsan: interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["check", "matrix"])
+def test_threads_that_an_allocator_leaves_keep_no_process_alive(reference, tmp_path, command) -> None:
+    text = "import threading, time\nimport kvsan\ndef allocate(spec):\n"
+    text += "    threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+    text += "    return kvsan.allocate(spec, 'trtllm-v2-qsa-packed')\n"
+    (tmp_path / "threaded.py").write_text(text, encoding="utf-8")
+    options = {"check": ["--allocator"], "matrix": ["--layouts", "tp1", "--allocators"]}[command]
+    done = subprocess.run(
+        [*KVSAN, command, str(reference), *options, "threaded:allocate", "--json"],
+        capture_output=True,
+        cwd=tmp_path,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
 
 
 def test_the_document_is_utf_8_whatever_the_terminal(reference, tmp_path) -> None:

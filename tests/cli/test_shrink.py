@@ -60,6 +60,7 @@ def test_the_minimum_stays_as_it_is(run, tmp_path) -> None:
     assert ran.document["case"] == str(first)
     assert ran.document["size"] == ran.document["size_before"]
     assert (first.read_bytes(), first.stat().st_ino) == before
+    assert run("shrink", first).out.startswith("alias: already minimal, size 3 in ")
 
 
 def test_other_rules_of_the_minimum_are_kept(run, tmp_path) -> None:
@@ -74,7 +75,12 @@ def test_other_rules_of_the_minimum_are_kept(run, tmp_path) -> None:
 def test_the_report_says_how_small_it_got(run, tmp_path) -> None:
     ran = run("shrink", saved(tmp_path, "fault:canary", LARGE, "alias"))
     assert ran.status == 1
-    for words in ("alias: size 15 -> 3 in ", "layer 0: attention, 1 KV head x 128", f"saved as {tmp_path}"):
+    for words in (
+        "alias: size 15 -> 3 in ",
+        " checks (size: layers + buffers)\n",
+        "layer 0: attention, 1 KV head x 128",
+        f"saved as {tmp_path}",
+    ):
         assert words in ran.out
 
 

@@ -12,6 +12,7 @@ from kvsan.sim.overlap import (
     Collision,
     SlotView,
     Undecided,
+    bitmaps,
     byte_range,
     equation,
     sets,
@@ -89,6 +90,7 @@ def test_the_first_meeting_of_coprime_strides(stride: int) -> None:
 @pytest.mark.parametrize("stride", [2**20, 2**75])
 def test_the_set_library_takes_large_numbers(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equation, "STEP_BUDGET", 0)
+    monkeypatch.setattr(bitmaps, "EXTENT_LIMIT", 0)
     met = Collision(stride**2, stride, (), 0, stride - 1, (), 0)
     a, b = run(0, stride, count=stride + 1), run(1, stride + 1, count=stride)
     for distinct in (False, True):
@@ -147,7 +149,7 @@ def test_distinct_slots_of_slots_that_all_lie_on_each_other() -> None:
     assert smallest_collision(one, one, distinct_slots=True) is None
 
 
-def test_an_element_is_found_by_isl_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_element_is_found_by_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     view = SlotView(5, SLOTS, PAGE, ((8, 64), (4, -16)), 16)
     byte = 5 + (SLOTS - 1) * PAGE + 3 * 64 - 2 * 16 + 9
     element = (SLOTS - 1, 3, 2, 9)
@@ -155,10 +157,14 @@ def test_an_element_is_found_by_isl_too(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("kvsan.sim.overlap.elements._STEP_LIMIT", 0)
     assert least_element(view, byte) == (element, "sets")
     assert least_element(view, byte, other_slot_than=SLOTS - 1) == (None, "sets")
+    view, byte = msgspec.structs.replace(view, slot_count=5), byte - (SLOTS - 5) * PAGE
+    assert least_element(view, byte) == ((4, 3, 2, 9), "bitmap")
+    assert least_element(view, byte, other_slot_than=4) == (None, "bitmap")
 
 
 def test_giving_up_is_an_error_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equation, "STEP_BUDGET", 0)
+    monkeypatch.setattr(bitmaps, "EXTENT_LIMIT", 0)
     monkeypatch.setattr(sets, "OPERATION_LIMIT", 1)
     view = SlotView(0, SLOTS, PAGE - 1, ((8, 129), (7, 31)), 5)
     with pytest.raises(Undecided, match="simplify the strides"):

@@ -17,11 +17,13 @@ import pytest
 from kvsan.sim.overlap import (
     Collision,
     SlotView,
+    bitmaps,
     byte_range,
     elements,
     equation,
     multiples,
     pairs,
+    sets,
     trace_collision,
     trace_self_collision,
 )
@@ -215,9 +217,19 @@ def test_leaps_agree_with_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch
         assert used[method] >= 25, (method, used)
 
 
+def test_bitmaps_agree_with_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equation, "STEP_BUDGET", 0)
+    monkeypatch.setattr(elements, "_STEP_LIMIT", 0)
+    monkeypatch.setattr(sets, "_least", None)
+    used = campaign(21, 2_000)
+    for method in ("bitmap", "bitmap distinct", "bitmap self"):
+        assert used[method] >= 500, (method, used)
+
+
 def test_the_set_library_agrees_with_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equation, "STEP_BUDGET", 0)
     monkeypatch.setattr(elements, "_STEP_LIMIT", 0)
+    monkeypatch.setattr(bitmaps, "EXTENT_LIMIT", 0)
     used = campaign(20, 250)
     for method in ("sets", "sets distinct", "sets self"):
         assert used[method] >= 25, (method, used)

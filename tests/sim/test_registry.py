@@ -32,6 +32,13 @@ def test_the_engines_by_name() -> None:
         "trtllm-v2-qsa-legacy",
         "trtllm-v2-qsa-packed",
         "trtllm-v2-qsa-packed-rank-local",
+        "vllm-e1",
+        "vllm-e2",
+        "vllm-e2-packed",
+        "vllm-e3",
+        "vllm-e3-block-outermost",
+        "sglang",
+        "sglang-envelope",
     ]
     assert len({entry.name for entry in ALLOCATORS}) == len(ALLOCATORS)
     for entry in ALLOCATORS:
@@ -228,7 +235,8 @@ def test_without_assertions_the_answer_is_the_same() -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_same_spec_gives_the_same_layout(name: str) -> None:
     gdn = RecurrentLayer(algorithm="gdn", heads=8, head_dim=16, groups=4, state_dim=16)
-    one, other = (CacheSpec(layers=(DENSE, gdn) * 20, quota_bytes=1 << 30, slots=None) for _ in range(2))
+    size = {"slots": 4} if name.startswith("sglang") else {"slots": None, "quota_bytes": 1 << 30}
+    one, other = (CacheSpec(layers=(DENSE, gdn) * 20, **size) for _ in range(2))
     first, second = allocate(one, name), allocate(other, name)
     assert first == second
     assert msgspec.json.encode(first) == msgspec.json.encode(second)

@@ -47,6 +47,7 @@ def test_four_in_five_specs_are_supported(allocator):
 def test_names_choose_families():
     assert [family_of(name) for name in ALLOCATORS] == ["dense-v1", "dense", "qsa", "qsa", "qsa"]
     assert family_of("fault:whatever") == "qsa"
+    assert family_of("vllm-e2") == "dense"
     assert family_of("package.module:allocate") == "any"
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from kvsan.sim.finding import Finding
 from kvsan.sim.layout import Layout
+from kvsan.sim.page import strided_page
 
 Change = Callable[..., Layout]
 Found = Callable[[str, Layout], list[Finding]]
@@ -75,7 +76,7 @@ def test_strides_inside_the_page(
     index = place(layout, 1, "value", "kv-view")
     page = layout.accesses[index].page
     strides = tuple(wrong if at == axis else stride for at, stride in enumerate(page.stride_bytes))
-    moved = msgspec.structs.replace(page, stride_bytes=strides)
+    moved = strided_page(page.format, page.axes, page.shape, strides)
     findings = found("stride", change(layout, "accesses", index, page=moved))
     assert [finding.message for finding in findings] == [
         f"the kv-view of layer 1's value has strides {strides} B on axes head, token, dim, where the storage has "

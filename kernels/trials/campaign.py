@@ -1,4 +1,4 @@
-"""``report_kernel``: the trials of one kernel as a report, in a module that other processes can import."""
+"""Trying one kernel over many shapes in one process, which may be a worker that was spawned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..device import open_device
 from .shape import Shape
 
 
-def report_kernel(
+def campaign(
     kernel: str, device_kind: str, shapes: int, first_seed: int, size: str, shrink: bool, own: str | None
 ) -> dict[str, Any]:
     """Try one kernel in this process: ours, or somebody's ``own``, named ``module:function``."""

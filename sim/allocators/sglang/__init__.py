@@ -1,0 +1,1 @@
+"""SGLang's token pools and Mamba pools (docs/sglang.md)."""
