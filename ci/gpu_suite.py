@@ -25,7 +25,7 @@ import msgspec
 ROOT: Final = Path(__file__).resolve().parent.parent
 TAIL_LINES: Final = 30
 """Lines of a failed command that the report shows."""
-VERSIONS: Final = "import json; from kvsan.ci.replay.child import versions; print(json.dumps(versions()))"
+VERSIONS: Final = "import json; from kvsan.ci.replay.child import versions; print(json.dumps(versions('cuda')))"
 QUERY: Final = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..model.errors import SpecError, require_choice, shown
+from ..model.errors import SpecError, require_choice, require_int, shown
 from .bench_run import REFERENCE
+from .deployment import read_size
 from .output import print_report, terminal, write_json
-from .replay_run import read_bytes
 from .status import CLEAN
 
 ALLOCATOR = "trtllm-v2"
@@ -18,7 +18,7 @@ ALLOCATOR = "trtllm-v2"
 def bench_replay(config: str | None, device: str, memory: str, layouts: str, json: bool) -> int:
     """Measure and report; speed is never a failure, so the exit status is 0."""
     require_choice("--device", device, ("cpu", "cuda"))
-    size = read_bytes("--memory", memory)
+    size = require_int("--memory", read_size("--memory", memory), 1, 1 << 50)
     if not (layouts.isascii() and layouts.isdigit() and 1 <= int(layouts[:7]) <= 1_000_000):
         raise SpecError("--layouts", f"found {shown(layouts)}, needs a whole number from 1 to 1000000")
     path = Path(config) if config is not None else REFERENCE

@@ -158,8 +158,11 @@ def read_whole(option: str, text: str, needs: str = "a whole number") -> int:
 def _size(given: Given, option: str) -> int | None:
     """Return a number of bytes, which may be followed by a unit."""
     text = _text(given, option)
-    if text is None:
-        return None
+    return None if text is None else read_size(option, text)
+
+
+def read_size(option: str, text: str) -> int:
+    """Return the number of bytes that ``text`` writes, with or without a unit."""
     match = re.fullmatch(r"([+-]?[0-9]+)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:

@@ -1,4 +1,4 @@
-"""``kvsan replay``: layouts on real memory."""
+"""``kvsan replay``: cases on real memory."""
 
 from __future__ import annotations
 
@@ -6,41 +6,84 @@ from typing import Annotated
 
 import typer
 
-from .options import Json
+from .options import (
+    AllocatorName,
+    Json,
+    KvDtype,
+    KvLayout,
+    LayoutName,
+    Rank,
+    Slots,
+    StateDtype,
+    StateSlots,
+    TokensPerBlock,
+)
+
+_REPLAY = "Replay"
 
 
 def replay(
     cases: Annotated[
         list[str],
         typer.Argument(
-            metavar="CASE_OR_DIR…",
-            help="Saved cases, saved specs, models' config.json, or folders of cases.",
+            metavar="CASE_OR_DIR...",
+            help="Saved cases or specs, folders of them, or a config.json.",
             show_default=False,
         ),
     ],
     device: Annotated[
-        str, typer.Option("--device", metavar="cpu|cuda", help="cpu runs the same kernels through an interpreter.")
+        str, typer.Option("--device", metavar="cpu|cuda", help="Where the memory is.", rich_help_panel=_REPLAY)
     ] = "cpu",
-    allocator: Annotated[
-        str | None,
-        typer.Option("--allocator", metavar="NAME", help="Lay out with this one; needed for module:function."),
-    ] = None,
-    workers: Annotated[str, typer.Option("--workers", metavar="N", help="Processes that replay at a time.")] = "1",
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="N", help="Child processes that replay.", rich_help_panel=_REPLAY)
+    ] = "1",
     max_memory: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--max-memory", metavar="BYTES", help="Memory of one layout; larger ones lose slots. 64GiB works."
+            "--max-memory",
+            metavar="BYTES",
+            help="Memory of one case; larger ones lose slots: 256MiB.",
+            rich_help_panel=_REPLAY,
         ),
-    ] = "256MiB",
+    ] = None,
     static: Annotated[
-        bool, typer.Option("--static/--no-static", help="Compare with the verdict of the static rules.")
+        bool,
+        typer.Option(
+            "--static/--no-static", help="Compare with the verdict of the static rules.", rich_help_panel=_REPLAY
+        ),
     ] = True,
     sanitizer: Annotated[
-        bool, typer.Option("--sanitizer", help="Run under NVIDIA's compute-sanitizer, where it is installed.")
+        bool, typer.Option("--sanitizer", help="cuda: run under compute-sanitizer.", rich_help_panel=_REPLAY)
     ] = False,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout", metavar="SECONDS", help="How long a case may go without an answer.", rich_help_panel=_REPLAY
+        ),
+    ] = "600",
+    layout: LayoutName = None,
+    rank: Rank = None,
+    kv_dtype: KvDtype = None,
+    state_dtype: StateDtype = None,
+    tokens_per_block: TokensPerBlock = None,
+    slots: Slots = None,
+    state_slots: StateSlots = None,
+    kv_layout: KvLayout = None,
+    allocator: AllocatorName = None,
     json: Json = False,
 ) -> int:
     """Lay cases out in real memory, write every view, and compare every byte with the simulator."""
     from .replay_run import replay_cases
 
-    return replay_cases(cases, device, allocator, workers, max_memory, static, sanitizer, json)
+    given = {
+        "--layout": layout,
+        "--rank": rank,
+        "--kv-dtype": kv_dtype,
+        "--state-dtype": state_dtype,
+        "--tokens-per-block": tokens_per_block,
+        "--slots": slots,
+        "--state-slots": state_slots,
+        "--kv-layout": kv_layout,
+    }
+    options = {"--device": device, "--workers": workers, "--max-memory": max_memory, "--timeout": timeout}
+    return replay_cases(cases, options, given, allocator, static=static, sanitizer=sanitizer, json=json)

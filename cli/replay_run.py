@@ -2,232 +2,232 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import shutil
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from ..ci.cases import case_files
-from ..ci.replay.messages import Answer, TraceWork
-from ..ci.replay.supervisor import Crash, Options, Supervisor
-from ..ci.replay.verdict import disagreements
-from ..model.errors import SpecError, require_choice, shown, shown_path
-from ..model.spec import CacheSpec
-from ..sim.cache.names import layout_allocator
-from ..sim.cache.trace import Trace
-from ..sim.finding import Finding
-from ..sim.layout import Layout
-from ..sim.registry import resolve
-from ..sim.rejection import Rejected
-from .allocator_choice import choose_allocator
-from .deployment import Given, deploy_model, read_deployment, read_model
-from .examination import NamedAllocator, laid_out
+from ..ci.replay.messages import Outcome
+from ..ci.replay.supervisor import BATCH_CASES, Item, ReplayOptions, Supervisor
+from ..model.arithmetic import div_up
+from ..model.errors import SpecError, require_choice, require_int
+from .deployment import Given, read_size, read_whole
 from .output import PATIENCE_SECONDS, print_report, stdout_kept, terminal, write_json
-from .saved_case import read_saved_case
-from .status import CLEAN, INTERRUPTED, WRONG
+from .replay_input import Prepared, Source, prepare, sources_of
+from .status import BAD_INPUT, CLEAN, INTERRUPTED, WRONG
 
-_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+MAX_WORKERS: Final = 256
+DEFAULT_MAX_BYTES: Final = 256 << 20
+"""Memory in bytes of one case, unless told otherwise; the same on every device, so that verdicts and digests are."""
+QUIET_SECONDS: Final = 30
+"""How long a run without a terminal goes on between two lines about its progress."""
+SANITIZER: Final = "compute-sanitizer"
 
-
-class Subject(msgspec.Struct, frozen=True):
-    """A case to replay: its path as given, and the spec with its allocator, or why it is refused."""
-
-    path: str
-    spec: CacheSpec | Trace | None
-    allocator: NamedAllocator | None
-    refusal: str | None = None
+STATUSES: Final = ("clean", "findings", "rejected", "refused", "crashed", "bad-input")
 
 
-class Replay(msgspec.Struct, frozen=True):
-    """What became of one case: clean, findings, rejected (by its allocator) or refused (by the replay)."""
+class Entry(msgspec.Struct, frozen=True):
+    """One case, the allocator that it ran with, and what came of it."""
 
     case: str
-    allocator: str
-    status: str
-    digest: str | None
-    findings: tuple[Finding, ...]
-    message: str | None = None
-    notes: tuple[str, ...] = ()
-    bytes: int = 0
+    allocator: str | None
+    outcome: Outcome
+
+
+class ReplayRun(msgspec.Struct, kw_only=True):
+    """A whole run; ``failure`` is the one line that says why it stopped before its end."""
+
+    device: str
+    device_name: str | None = None
+    versions: dict[str, str] = {}
+    total: int
+    entries: list[Entry] = []
+    notes: list[str] = []
+    seconds: float = 0.0
+    interrupted: bool = False
+    failure: str | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cases there are of each status."""
+        counts = dict.fromkeys(STATUSES, 0)
+        for entry in self.entries:
+            counts[entry.outcome.status] += 1
+        return counts
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if self.interrupted:
+            return INTERRUPTED
+        counts = self.counts
+        if self.failure is not None:
+            return BAD_INPUT
+        if self.notes or any(counts[status] for status in ("findings", "rejected", "refused", "crashed")):
+            return WRONG
+        return BAD_INPUT if counts["bad-input"] else CLEAN
 
 
 def replay_cases(
-    cases: list[str],
-    device: str,
+    paths: Sequence[str],
+    given_options: Mapping[str, str | None],
+    given: Given,
     allocator: str | None,
-    workers: str,
-    max_memory: str,
+    *,
     static: bool,
     sanitizer: bool,
     json: bool,
 ) -> int:
-    """Replay ``cases`` and report them; return the exit status."""
-    require_choice("--device", device, ("cpu", "cuda"))
-    options = Options(
-        device=device,
-        max_bytes=read_bytes("--max-memory", max_memory),
-        workers=_whole("--workers", workers, 64),
-        wrapper=_sanitizer(device) if sanitizer else (),
-    )
-    paths = list(case_files([Path(case) for case in cases]))
-    if not paths:
-        raise SpecError("CASE_OR_DIR", f"no case in {', '.join(shown_path(case) for case in cases)}")
-    started = time.monotonic()
-    replays: list[Replay] = []
-    interrupted = False
-    with stdout_kept(), Supervisor(options) as supervisor:
-        try:
-            for replay in _replayed(supervisor, _subjects(paths, allocator), static):
-                replays.append(replay)
-                _show(len(replays), len(paths), started)
-        except KeyboardInterrupt:
-            interrupted = True
-    _show_nothing()
-    hello = supervisor.hello
-    document: dict[str, Any] = {
-        "device": device,
-        "cases": replays,
-        "device_name": "" if hello is None else hello.device,
-        "versions": {} if hello is None else hello.versions,
-        "seconds": round(time.monotonic() - started, 3),
-        "interrupted": interrupted,
-    }
+    """Replay the cases at ``paths`` and report them; return the exit status."""
+    with stdout_kept():  # an allocator of somebody's own may print
+        sources = sources_of(paths)
+        options = read_options(given_options, len(sources), static=static, sanitizer=sanitizer)
+        prepared = prepare(sources, given, allocator)
+        run = run_replay(options, sources, prepared)
     if json:
-        write_json(document)
+        write_json(document_of(run))
     else:
-        from .report_replay import report_replays
+        from .report_replay import report_replay
 
         console = terminal()
-        report_replays(console, replays, document)
+        report_replay(console, run)
         print_report(console)
-    if interrupted:
-        return INTERRUPTED
-    return CLEAN if all(replay.status == "clean" for replay in replays) else WRONG
+    if run.failure is not None:
+        raise SpecError("", run.failure)
+    return run.status
 
 
-def read_bytes(option: str, text: str) -> int:
-    """Return a number of bytes such as ``1048576``, ``256MiB`` or ``64GiB``; raise ``SpecError`` naming the option."""
-    match = re.fullmatch(r"([0-9]{1,18})\s*(KiB|MiB|GiB)?", text)
-    value = int(match[1]) * _UNITS[match[2] or ""] if match else 0
-    if not 1 <= value <= 1 << 50:
-        raise SpecError(option, f"found {shown(text)}, needs a whole number of bytes, or of KiB, MiB or GiB")
-    return value
-
-
-def _whole(option: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= most):
-        raise SpecError(option, f"found {shown(text)}, needs a whole number from 1 to {most}")
-    return int(text)
+def read_options(given: Mapping[str, str | None], cases: int, *, static: bool, sanitizer: bool) -> ReplayOptions:
+    """Return how to replay ``cases`` cases; raise ``SpecError`` naming the option that is wrong."""
+    device = given["--device"] or ""
+    require_choice("--device", device, ("cpu", "cuda"))
+    workers = require_int("--workers", read_whole("--workers", given["--workers"] or ""), 1, MAX_WORKERS)
+    memory = given["--max-memory"]
+    max_bytes = DEFAULT_MAX_BYTES if memory is None else read_size("--max-memory", memory)
+    seconds = require_int("--timeout", read_whole("--timeout", given["--timeout"] or ""), 1, 7 * 24 * 3600)
+    return ReplayOptions(
+        device=device,
+        workers=workers,
+        max_bytes=require_int("--max-memory", max_bytes, 1, 1 << 50),
+        static=static,
+        batch_cases=max(1, min(BATCH_CASES[device], div_up(cases, workers))),
+        case_seconds=seconds,
+        wrapper=_sanitizer(device) if sanitizer else (),
+    )
 
 
 def _sanitizer(device: str) -> tuple[str, ...]:
-    """Return the words that run a command under compute-sanitizer."""
+    """Return the command that runs a child under compute-sanitizer; raise ``SpecError`` where there is none."""
     if device != "cuda":
-        raise SpecError("--sanitizer", "watches CUDA kernels, needs --device cuda")
-    found = shutil.which("compute-sanitizer")
-    if found is None:
-        raise SpecError("--sanitizer", "found no compute-sanitizer on the PATH; it comes with the CUDA toolkit")
-    return (found, "--tool", "memcheck", "--error-exitcode", "86", "--target-processes", "all")
+        raise SpecError("--sanitizer", f"found --device {device}, needs --device cuda: it watches CUDA kernels")
+    if shutil.which(SANITIZER) is None:
+        raise SpecError("--sanitizer", f"{SANITIZER} is not on the path; it comes with NVIDIA's CUDA toolkit")
+    return (SANITIZER, "--tool", "memcheck", "--error-exitcode", "86")
 
 
-def _subjects(paths: list[Path], allocator: str | None) -> Iterator[Subject]:
-    """Yield what is to be replayed; a file among many that is no case is refused, and the others go on."""
-    for path in paths:
-        try:
-            yield _subject(path, allocator)
-        except SpecError as error:
-            if len(paths) == 1:
-                raise
-            yield Subject(str(path), None, None, str(error))
+def run_replay(options: ReplayOptions, sources: Sequence[Source], prepared: Iterator[Prepared]) -> ReplayRun:
+    """Replay ``prepared`` under supervision; Ctrl-C and a lost device end it with what there is.
 
+    Raises ``SpecError`` where the device cannot be opened at all.
+    """
+    run = ReplayRun(device=options.device, total=len(sources))
+    supervisor = Supervisor(options, stderr=sys.stderr)
+    allocators: dict[int, str | None] = {}
+    started = time.monotonic()
 
-def _subject(path: Path, allocator: str | None) -> Subject:
-    saved = read_saved_case(str(path), allocator)
-    if saved is not None:
-        if isinstance(saved.case.input, Trace):
-            return Subject(str(path), saved.case.input, _cache_of(saved.allocator))
-        return Subject(str(path), saved.case.input, choose_allocator(saved.allocator, saved.case.input))
-    given: Given = {}
-    loaded = deploy_model(read_model(str(path)), read_deployment(given), given, str(path))
-    return Subject(str(path), loaded.spec, choose_allocator(allocator, loaded.spec))
+    def items() -> Iterator[Item]:
+        for number, ready in enumerate(prepared):
+            allocators[number] = ready.allocator
+            yield ready.item
 
-
-def _cache_of(allocator: str) -> NamedAllocator:
-    """Return the allocator of a running cache; the process that replays it knows it by its name."""
-    if ":" in allocator and not allocator.startswith("fault:"):
-        raise SpecError("--allocator", f"found {shown(allocator)}: traces of own allocators cannot be replayed")
-    return NamedAllocator(allocator, resolve(layout_allocator(allocator)), False)
-
-
-def _replayed(supervisor: Supervisor, subjects: Iterator[Subject], static: bool) -> Iterator[Replay]:
-    """Yield what became of ``subjects`` in their order; those that have no layout never reach the device."""
-    before: list[list[Replay]] = [[]]
-    laid: list[Subject] = []
-
-    def works() -> Iterator[Layout | TraceWork]:
-        for subject in subjects:
-            work = _work(subject, before[-1])
-            if work is not None:
-                laid.append(subject)
-                before.append([])
-                yield work
-
-    place = 0
-    for place, result in enumerate(supervisor.replay(works()), 1):
-        yield from before[place - 1]
-        yield _replay(laid[place - 1], result, static)
-    yield from before[place] if place < len(before) else []
-
-
-def _work(subject: Subject, without: list[Replay]) -> Layout | TraceWork | None:
-    """Return the layout or trace of ``subject``; where there is none, add why to ``without``."""
-    if subject.spec is None or subject.allocator is None:
-        without.append(Replay(subject.path, "", "refused", None, (), subject.refusal))
-        return None
-    name = subject.allocator.name
-    if isinstance(subject.spec, Trace):
-        return TraceWork(subject.spec, name)
     try:
-        return laid_out(subject.spec, subject.allocator)
-    except Rejected as rejection:
-        finding = Finding(
-            rule=rejection.rule, message=rejection.message, remedy=rejection.remedy, where=rejection.where
-        )
-        without.append(Replay(subject.path, name, "rejected", None, (finding,), rejection.message))
+        with _live(run.total) as show:
+            for number, outcome in supervisor.run(items()):
+                run.entries.append(Entry(sources[number].path, allocators.pop(number), outcome))
+                show(run)
+    except KeyboardInterrupt:
+        run.interrupted = True
     except SpecError as error:
-        without.append(Replay(subject.path, name, "refused", None, (), str(error)))
-    return None
+        if supervisor.device_name is None:
+            raise SpecError(f"--{error.field}" if error.field == "device" else error.field, error.problem) from None
+        run.failure = str(error)
+    finally:
+        supervisor.close()
+    run.seconds = time.monotonic() - started
+    run.device_name, run.versions, run.notes = supervisor.device_name, supervisor.versions, supervisor.notes
+    return run
 
 
-def _replay(subject: Subject, result: Answer | Crash, static: bool) -> Replay:
-    name = "" if subject.allocator is None else subject.allocator.name
-    if isinstance(result, Crash):
-        return Replay(subject.path, name, "findings", None, (result.finding,))
-    if result.refusal is not None:
-        return Replay(subject.path, name, "refused", None, (), result.refusal)
-    findings = (*result.findings, *(disagreements(result) if static else ()))
-    status = "findings" if findings else "clean"
-    return Replay(subject.path, name, status, result.digest, findings, notes=result.notes, bytes=result.size_bytes)
+def document_of(run: ReplayRun) -> dict[str, Any]:
+    """Return the JSON document of a run."""
+    return {
+        "device": run.device,
+        "device_name": run.device_name,
+        "versions": run.versions,
+        "cases": [_case(entry) for entry in run.entries],
+        "summary": {
+            "cases": run.total,
+            **{status.replace("-", "_"): count for status, count in run.counts.items()},
+            "bytes": sum([entry.outcome.size_bytes for entry in run.entries]),
+        },
+        "notes": run.notes,
+        "seconds": round(run.seconds, 3),
+        "interrupted": run.interrupted,
+    }
 
 
-def _show(done: int, total: int, started: float) -> None:
-    """Show progress on the standard error, where somebody watches and the work takes its time."""
-    seconds = time.monotonic() - started
-    if sys.stderr is not None and sys.stderr.isatty() and seconds > PATIENCE_SECONDS:
-        print(f"\r{done:,} of {total:,} cases, {done / seconds:,.0f} per second", end="", file=sys.stderr, flush=True)
+def _case(entry: Entry) -> dict[str, Any]:
+    outcome = entry.outcome
+    return {
+        "case": entry.case,
+        "allocator": entry.allocator,
+        "status": outcome.status,
+        "digest": outcome.digest,
+        "findings": [
+            {"rule": found.rule, "message": found.message, "remedy": found.remedy, "where": found.where}
+            for found in outcome.findings
+        ],
+        "rejection": outcome.rejection,
+        "message": outcome.message,
+        "bytes": outcome.size_bytes,
+        "compared_on_host": outcome.compared_on_host,
+        "notes": outcome.notes,
+    }
 
 
-def _show_nothing() -> None:
-    if sys.stderr is not None and sys.stderr.isatty():
-        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _live(total: int) -> Iterator[Callable[[ReplayRun], None]]:
+    """Yield a function that shows how far a long run is: a bar on a terminal, else a line now and then."""
+    started = time.monotonic()
+    if sys.stderr is None or not sys.stderr.isatty():
+        last = started
+
+        def tell(run: ReplayRun) -> None:
+            nonlocal last
+            if time.monotonic() - last > QUIET_SECONDS:
+                last = time.monotonic()
+                print(f"kvsan: {progress_words(run)}", file=sys.stderr, flush=True)
+
+        yield tell
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("cases", visible=False, total=total)
+
+        def show(run: ReplayRun) -> None:
+            late = time.monotonic() - started > PATIENCE_SECONDS
+            progress.update(task, completed=len(run.entries), visible=late)
+
+        yield show
 
 
-def summary(replays: list[Replay]) -> Counter[str]:
-    """Return how many cases there are of each status."""
-    return Counter([replay.status for replay in replays])
+def progress_words(run: ReplayRun) -> str:
+    """Return how far a run is, in a line."""
+    others = [f"{count:,} {status}" for status, count in run.counts.items() if count]
+    return f"{len(run.entries):,} of {run.total:,} cases replayed: {', '.join(others)}"

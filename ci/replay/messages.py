@@ -1,116 +1,184 @@
-"""What travels between the supervisor and its children: frames of MessagePack, each after its length in bytes."""
+"""What parent and child say to each other: msgpack, each message behind its length, over two pipes of their own.
+
+    parent -> child   Start, then a Batch at a time
+    child -> parent   Ready or Unusable, then for each batch its Answers in any order, and Done (or Failed)
+
+Jobs are numbered within their batch. Neither side's standard output takes part, whatever prints there.
+"""
 
 from __future__ import annotations
 
-import os
-import select
-from typing import Any, Final, TypeVar
+import struct
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from ...sim.cache.trace import Trace
-from ...sim.finding import Finding
+from ...sim.finding import Finding, Where
 from ...sim.layout import Layout
+from ...sim.rejection import Rejected
 
-T = TypeVar("T")
-_LENGTH_BYTES: Final = 8
-_MAX_READ: Final = 1 << 20
+MAX_FRAME_BYTES: Final = 1 << 30
+"""Longest message in bytes; a longer one is garbage."""
+_LENGTH: Final = struct.Struct("<I")
+
+Status: TypeAlias = Literal["clean", "findings", "rejected", "refused", "crashed", "bad-input"]
 
 
-class TraceWork(msgspec.Struct, frozen=True, tag=True):
+class Refusal(msgspec.Struct, frozen=True):
+    """An allocator's refusal of a spec, as ``kvsan check --json`` gives it."""
+
+    rule: str
+    message: str
+    remedy: str
+    where: tuple[Where, ...]
+    supported: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+    """What came of one case.
+
+    ``clean`` and ``findings`` have been replayed: ``digest`` is that of all bytes after each pass, ``size_bytes`` the
+    bytes of the pools. ``rejected``: the allocator refused the spec. ``refused``: it cannot be replayed (too large, too
+    scattered, inconsistent), ``message`` says why. ``crashed``: the child process died on it or did not end, or the
+    replay itself failed. ``bad-input``: the file is no case. ``compared_on_host`` says that every byte was brought back
+    and compared on the host as well.
+    """
+
+    status: Status
+    digest: str | None = None
+    findings: tuple[Finding, ...] = ()
+    rejection: Refusal | None = None
+    message: str | None = None
+    notes: tuple[str, ...] = ()
+    size_bytes: int = 0
+    compared_on_host: bool = False
+
+    @classmethod
+    def rejected(cls, rejection: Rejected) -> Outcome:
+        """Return the outcome of a spec that its allocator refused."""
+        refusal = Refusal(
+            rule=rejection.rule,
+            message=rejection.message,
+            remedy=rejection.remedy,
+            where=rejection.where,
+            supported=rejection.supported,
+        )
+        return cls(status="rejected", rejection=refusal)
+
+
+class SpecJob(msgspec.Struct, frozen=True, tag="spec"):
+    """A spec (its canonical text) for the child to allocate; ``allocator`` is one of the shipped ones."""
+
+    spec: bytes
+    allocator: str
+
+
+class LayoutJob(msgspec.Struct, frozen=True, tag="layout"):
+    """A layout that exists already: that of an allocator of somebody's own."""
+
+    layout: Layout
+
+
+class TraceJob(msgspec.Struct, frozen=True, tag="trace"):
     """A trace, and the allocator (by name) whose running cache carries it out."""
 
     trace: Trace
     allocator: str
 
 
-class LayoutWork(msgspec.Struct, frozen=True, tag=True):
-    """A layout."""
-
-    layout: Layout
+Job: TypeAlias = SpecJob | LayoutJob | TraceJob
 
 
-class Task(msgspec.Struct, frozen=True):
-    """A layout or a trace to be replayed; ``number`` tells its answer apart."""
-
-    number: int
-    work: LayoutWork | TraceWork
-
-
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first frame of a child: its device, and the versions of what runs there."""
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message: the device to open, the bytes of it that one case may take, and whether rules run too."""
 
     device: str
+    max_bytes: int
+    static: bool
+
+
+class Batch(msgspec.Struct, frozen=True, tag="batch"):
+    """Cases that may share launches."""
+
+    jobs: tuple[Job, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The device is open: its name, and the versions of what drives it."""
+
+    device_name: str
     versions: dict[str, str]
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
-    """What memory says of one layout or trace; see ``kvsan.kernels.replay.Replayed`` and ``traces.TraceReplayed``.
+class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
+    """The device cannot be opened: a ``SpecError`` on its way to the user."""
 
-    ``static_rules`` are the rules of memory that the simulator breaks on the same input, ``size_bytes`` what its pools
-    take.
-    """
+    field: str
+    problem: str
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """What came of job ``number`` of the batch."""
 
     number: int
-    digest: str | None
-    findings: tuple[Finding, ...]
-    refusal: str | None
-    notes: tuple[str, ...]
-    static_rules: tuple[str, ...]
-    compared_on_host: bool
-    size_bytes: int
+    outcome: Outcome
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """The last frame of a batch."""
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The batch is answered, and the child waits for the next one."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The last frame of a child: ``kind`` is ``unusable`` where no device can be opened, ``crashed`` otherwise."""
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The rest of the batch is not answered: an error, after which the device still works (``alive``) or not."""
 
-    kind: str
-    message: str
-
-
-Frame = Hello | Answer | Done | Failed
-ENCODER: Final = msgspec.msgpack.Encoder()
-FRAMES: Final = msgspec.msgpack.Decoder(Frame)
-TASKS: Final = msgspec.msgpack.Decoder(list[Task])
+    problem: str
+    alive: bool
 
 
-class Gone(Exception):
-    """The other end has closed its pipe."""
+Request: TypeAlias = Start | Batch
+Reply: TypeAlias = Ready | Unusable | Answer | Done | Failed
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_REQUESTS: Final = msgspec.msgpack.Decoder(Request)
+_REPLIES: Final = msgspec.msgpack.Decoder(Reply)
 
 
-class Late(Exception):
-    """Nothing has come in time."""
+def frame(message: Request | Reply) -> bytes:
+    """Return ``message`` as it goes over a pipe. Raises ``ValueError`` for one that is too long."""
+    body = _ENCODER.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(body)} B, needs at most {MAX_FRAME_BYTES} B")
+    return _LENGTH.pack(len(body)) + body
 
 
-def send(descriptor: int, message: Any) -> None:
-    """Write one frame; raises ``Gone`` when nobody reads."""
-    body = ENCODER.encode(message)
-    held = memoryview(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
-    try:
-        while held:
-            held = held[os.write(descriptor, held) :]
-    except OSError as error:
-        raise Gone from error
+class FrameReader:
+    """Bytes as they come, cut into messages."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the messages that are whole once ``data`` has come. Raises ``ValueError`` on an absurd length."""
+        self._held += data
+        while len(self._held) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._held)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a message of {length} B, needs at most {MAX_FRAME_BYTES} B")
+            end = _LENGTH.size + length
+            if len(self._held) < end:
+                return
+            body = bytes(memoryview(self._held)[_LENGTH.size : end])
+            del self._held[:end]
+            yield body
 
 
-def receive(descriptor: int, decoder: msgspec.msgpack.Decoder[T], seconds: float | None = None) -> T:
-    """Read one frame; raises ``Gone`` at its end, ``Late`` where no byte comes for ``seconds``."""
-    length = int.from_bytes(_exactly(descriptor, _LENGTH_BYTES, seconds), "little")
-    return decoder.decode(_exactly(descriptor, length, seconds))
+def decode_request(body: bytes) -> Request:
+    """Return the request in ``body``. Raises ``msgspec.DecodeError`` for anything else."""
+    return _REQUESTS.decode(body)
 
 
-def _exactly(descriptor: int, count: int, seconds: float | None) -> bytes:
-    parts = []
-    while count:
-        if seconds is not None and not select.select([descriptor], [], [], seconds)[0]:
-            raise Late
-        part = os.read(descriptor, min(count, _MAX_READ))
-        if not part:
-            raise Gone
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+def decode_reply(body: bytes) -> Reply:
+    """Return the reply in ``body``. Raises ``msgspec.DecodeError`` for anything else."""
+    return _REPLIES.decode(body)

@@ -1,276 +1,319 @@
-"""Supervised replays: child processes that are given layouts in batches, watched, and started again when they die.
+"""``Supervisor``: cases over child processes, results in the order of the cases.
 
-A batch whose child crashes, or says nothing for too long, is given out again one layout at a time, so that the crash is
-attributed to the layout that brings it about, and all others are replayed.
+A batch whose child dies, hangs or answers with garbage is run again case by case, and a case on which that happens
+again is ``crashed``; all others are replayed as if nothing had happened. What was answered before a death stands.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterable, Iterator
-from typing import Final
+import selectors
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TextIO, TypeAlias
 
 import msgspec
 
 from ...model.errors import SpecError
 from ...sim.finding import Finding
-from ...sim.layout import Layout
-from .messages import (
-    FRAMES,
-    Answer,
-    Done,
-    Failed,
-    Frame,
-    Gone,
-    Hello,
-    Late,
-    LayoutWork,
-    Task,
-    TraceWork,
-    receive,
-    send,
-)
+from .messages import Answer, Batch, Done, Job, LayoutJob, Outcome, Ready, Reply, Start, TraceJob, Unusable
+from .process import COMMAND, Child
 
+BATCH_CASES: Final = {"cpu": 8, "cuda": 256}
+"""Cases of one batch at most: a GPU gains from shared launches, the interpreter does not."""
+BATCH_BYTES: Final = 16 << 20
+"""Bytes of the jobs of one batch, about; a larger job goes by itself."""
+ACCESS_BYTES: Final = 256
+"""Bytes of a buffer or an access of a layout, or of an operation of a trace, in a message, about."""
 START_SECONDS: Final = 300
-"""How long a child may take to open its device: imports and the driver's start included."""
-BATCH_LAYOUTS: Final = {"cpu": 8, "cuda": 256}
-"""Layouts that a child is given at a time; the interpreter takes about a second for each."""
+"""How long a child may take to open its device."""
+CASE_SECONDS: Final = 600
+"""How long a child may work without an answer, unless told otherwise."""
+LEAD_BATCHES: Final = 4
+"""Batches that may be begun for each worker beyond a first one that is not finished."""
+FAILED_STARTS: Final = 3
+"""Children in a row that may fail to open a device that one has opened before."""
+FINISH_SECONDS: Final = 30
+"""How long a child under a wrapper may take to end and to say what was found."""
+
+Item: TypeAlias = Job | Outcome
+"""A case to replay, or what came of one already."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to replay: ``max_bytes`` of device memory for each layout; no frame for ``patience_seconds`` is a hang.
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to replay.
 
-    ``child`` is the module that serves, ``wrapper`` words before its command line (a sanitizer).
+    ``max_bytes`` is the device memory in bytes that one case may take, ``batch_cases`` None for what suits the device,
+    ``static`` whether the static rules are asked too, ``wrapper`` a command that runs the children
+    (compute-sanitizer).
     """
 
     device: str
-    max_bytes: int
     workers: int = 1
-    patience_seconds: float = 600.0
-    child: str = "kvsan.ci.replay.child"
+    max_bytes: int
+    static: bool = True
+    batch_cases: int | None = None
+    case_seconds: float = CASE_SECONDS
     wrapper: tuple[str, ...] = ()
 
 
-class Crash(msgspec.Struct, frozen=True):
-    """A layout that took the device, or the process, with it."""
+class _Trouble(msgspec.Struct):
+    """A batch that was lost, the cases of it that are still to be tried alone, and whether one was to blame."""
 
-    number: int
-    message: str
-
-    @property
-    def finding(self) -> Finding:
-        """The crash as a finding."""
-        return Finding(
-            rule="replay-mismatch",
-            message=f"the replay of this layout crashed: {self.message}",
-            remedy="report this case: no layout that passes the simulator's bounds may bring a device down",
-        )
+    reason: str
+    left: int
+    explained: bool = False
 
 
-class Unusable(SpecError):
-    """No child can open the device."""
+class _Work(msgspec.Struct):
+    """Jobs that go to a child together, by their number among all cases; those of a lost batch go alone."""
+
+    jobs: dict[int, Job]
+    answered: set[int]
+    trouble: _Trouble | None = None
 
 
-class _Died(Exception):
-    """A child is gone; the text says how."""
+class _Worker:
+    """A child and what it replays; ``work`` None: it waits for some."""
+
+    def __init__(self, child: Child, work: _Work) -> None:
+        self.child = child
+        self.ready = False
+        self.work: _Work | None = work
+        self.deadline = time.monotonic() + START_SECONDS
 
 
-class _Child:
-    """One child process and its pipes."""
+class _Intake:
+    """The cases as they are asked for, numbered from 0."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        work_read, self.work = os.pipe()
-        self.answers, answers_write = os.pipe()
-        command = [
-            *options.wrapper, sys.executable, "-m", options.child,
-            options.device, str(options.max_bytes), str(work_read), str(answers_write),
-        ]  # fmt: skip
-        interpreted = {"TRITON_INTERPRET": "1" if options.device == "cpu" else "0"}
-        try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(work_read, answers_write),
-                env=os.environ | interpreted,
-            )
-        finally:
-            os.close(work_read)
-            os.close(answers_write)
-        self.hello = self._greeting()
+    def __init__(self, items: Iterable[Item], finished: dict[int, Outcome]) -> None:
+        self._items = iter(items)
+        self._finished = finished
+        self.taken = 0
+        self.more = True
 
-    def _greeting(self) -> Hello:
-        try:
-            frame = self._frame(START_SECONDS)
-        except _Died as died:
-            self.kill()
-            raise Unusable("device", f"the replay's process did not start: {died}") from None
-        if isinstance(frame, Hello):
-            return frame
-        self.kill()
-        if isinstance(frame, Failed) and frame.kind == "unusable":
-            field, _, problem = frame.message.partition(": ")
-            raise Unusable(field, problem)
-        raise Unusable("device", f"the replay's process did not start: {getattr(frame, 'message', 'no greeting')}")
-
-    def answers_to(self, tasks: list[Task]) -> Iterator[Answer]:
-        """Yield the answers to ``tasks``; raises ``_Died``."""
-        try:
-            send(self.work, tasks)
-        except Gone:
-            raise _Died(self._how()) from None
-        while True:
-            frame = self._frame(self.options.patience_seconds)
-            if isinstance(frame, Done):
-                return
-            if isinstance(frame, Failed):
-                raise _Died(frame.message)
-            if isinstance(frame, Answer):
-                yield frame
-
-    def _frame(self, seconds: float) -> Frame:
-        try:
-            return receive(self.answers, FRAMES, seconds)
-        except Gone:
-            raise _Died(self._how()) from None
-        except Late:
-            raise _Died(f"no answer for {seconds:g} s") from None
-        except msgspec.MsgspecError as error:
-            raise _Died(f"an answer that cannot be read ({error})") from None
-
-    def _how(self) -> str:
-        """Return how the process ended."""
-        try:
-            status = self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            return "its process closed the pipe"
-        if status < 0:
-            with contextlib.suppress(ValueError):
-                return f"its process ended by {signal.Signals(-status).name}"
-        return f"its process ended with status {status}"
-
-    def kill(self) -> None:
-        """End the process, whatever it does."""
-        for descriptor in (self.work, self.answers):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+    def take(self, batch_cases: int, room: int) -> _Work | None:
+        """Return the next jobs, at most ``batch_cases``, of at most ``room`` cases; None where those hold no job."""
+        jobs: dict[int, Job] = {}
+        size_bytes = 0
+        while self.more and len(jobs) < batch_cases and room > 0 and size_bytes < BATCH_BYTES:
+            item = next(self._items, None)
+            if item is None:
+                self.more = False
+            else:
+                if isinstance(item, Outcome):
+                    self._finished[self.taken] = item
+                else:
+                    jobs[self.taken] = item
+                    size_bytes += _job_bytes(item)
+                self.taken += 1
+                room -= 1
+        return _Work(jobs, set()) if jobs else None
 
 
 class Supervisor:
-    """Replays layouts on children of its own; a context manager that ends them."""
+    """Runs cases on children; ``device_name`` and ``versions`` are known once the first child is ready.
 
-    def __init__(self, options: Options) -> None:
+    ``notes`` say what went wrong without a case to blame for it.
+    """
+
+    def __init__(
+        self, options: ReplayOptions, *, command: Sequence[str] | None = None, stderr: TextIO | None = None
+    ) -> None:
+        """Start nothing yet. ``command`` runs a child (None: ``COMMAND``), ``stderr`` gets what a wrapper says."""
         self.options = options
-        self.children: list[_Child] = []
-        self.hello: Hello | None = None
-        self.lock = threading.Lock()
-        self.stopped = False
+        self.device_name: str | None = None
+        self.versions: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._command = (*options.wrapper, *(COMMAND if command is None else command))
+        self._stderr = stderr if options.wrapper else None
+        self._workers: list[_Worker] = []
+        self._again: deque[_Work] = deque()
+        self._finished: dict[int, Outcome] = {}
+        self._failed_starts = 0
 
-    def __enter__(self) -> Supervisor:
-        child = _Child(self.options)
-        self.children.append(child)
-        self.hello = child.hello
-        return self
+    def run(self, items: Iterable[Item]) -> Iterator[tuple[int, Outcome]]:
+        """Yield the number of each of ``items`` and what came of it, in their order; they are asked for as needed.
 
-    def __exit__(self, *_: object) -> None:
-        self.stopped = True
-        for child in self.children:
-            child.kill()
-
-    def replay(self, works: Iterable[Layout | TraceWork]) -> Iterator[Answer | Crash]:
-        """Yield what memory says of ``works``, in their order; they are asked for as they are needed."""
-        tasks = (
-            Task(number, LayoutWork(work) if isinstance(work, Layout) else work) for number, work in enumerate(works)
-        )
-        batches = _batches(tasks, BATCH_LAYOUTS[self.options.device])
-        if self.options.workers == 1:
-            for batch in batches:
-                yield from self._batch(batch)
-            return
-        yield from self._on_workers(batches)
-
-    def _on_workers(self, batches: Iterator[list[Task]]) -> Iterator[Answer | Crash]:
-        """Give batches to as many threads as there are workers; the layouts are drawn on this thread alone."""
-        running: list[tuple[threading.Thread, list[Answer | Crash], list[BaseException]]] = []
+        Raises ``SpecError`` where the device cannot be opened (any more). On Ctrl-C everything finished is yielded
+        before ``KeyboardInterrupt`` is raised. No child is left behind, however this ends.
+        """
+        intake, given = _Intake(items, self._finished), 0
         try:
-            for batch in batches:
-                while len(running) >= self.options.workers:
-                    yield from _finished(running.pop(0))
-                running.append(self._started(batch))
-            while running:
-                yield from _finished(running.pop(0))
+            while True:
+                while (outcome := self._finished.pop(given, None)) is not None:
+                    yield given, outcome
+                    given += 1
+                if not intake.more and given == intake.taken:
+                    break
+                self._hand_out(intake, given)
+                if any(worker.work is not None for worker in self._workers):
+                    self._wait()
+            self._end_well()
+        except KeyboardInterrupt:
+            self.close()
+            yield from sorted(self._finished.items())
+            raise
         finally:
-            self.stopped = self.stopped or bool(running)
+            self.close()
 
-    def _started(self, batch: list[Task]) -> tuple[threading.Thread, list[Answer | Crash], list[BaseException]]:
-        results: list[Answer | Crash] = []
-        errors: list[BaseException] = []
+    def close(self) -> None:
+        """End all children."""
+        while self._workers:
+            self._workers.pop().child.end()
 
-        def work() -> None:
-            try:
-                results.extend(self._batch(batch))
-            except BaseException as error:
-                errors.append(error)
+    def _hand_out(self, intake: _Intake, given: int) -> None:
+        """Give work to children that wait, and start children as long as there is work for them."""
+        batch_cases = self.options.batch_cases or BATCH_CASES.get(self.options.device, 1)
+        lead = (LEAD_BATCHES * self.options.workers + 1) * batch_cases
+        while True:
+            worker = next((worker for worker in self._workers if worker.work is None), None)
+            if worker is None and len(self._workers) >= self.options.workers:
+                return
+            work = self._again.popleft() if self._again else intake.take(batch_cases, lead - (intake.taken - given))
+            if work is None:
+                return
+            if worker is None:
+                worker = _Worker(Child(self._command, stderr=self._stderr), work)
+                self._workers.append(worker)
+                options = self.options
+                worker.child.say(Start(options.device, options.max_bytes, options.static))
+            else:
+                worker.work = work
+                self._give_time(worker)
+            worker.child.say(Batch(tuple(work.jobs.values())))
 
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        return thread, results, errors
+    def _give_time(self, worker: _Worker) -> None:
+        worker.deadline = time.monotonic() + self.options.case_seconds
 
-    def _batch(self, batch: list[Task]) -> list[Answer | Crash]:
-        """Return the results of ``batch``; layouts without an answer after a crash are tried one by one."""
-        answers: dict[int, Answer | Crash] = {}
-        child = self._take()
+    def _wait(self) -> None:
+        """Wait until a child says something or has had its time, and act on it."""
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker.child.replies, selectors.EVENT_READ, worker)
+                if worker.child.errors >= 0:
+                    selector.register(worker.child.errors, selectors.EVENT_READ, worker)
+                if worker.child.unsent:
+                    selector.register(worker.child.requests, selectors.EVENT_WRITE, worker)
+            deadlines = [worker.deadline for worker in self._workers if worker.work is not None]
+            events = selector.select(max(0, min(deadlines) - time.monotonic()))
+        for key, _ in events:
+            worker = key.data
+            if worker not in self._workers:
+                continue
+            if key.fd == worker.child.requests:
+                worker.child.write()
+            elif key.fd == worker.child.errors:
+                worker.child.read_errors()
+            else:
+                self._listen(worker)
+        for worker in list(self._workers):
+            if worker.work is not None and time.monotonic() > worker.deadline:
+                seconds = self.options.case_seconds if worker.ready else START_SECONDS
+                self._lose(worker, f"no answer within {seconds:g} s")
+
+    def _listen(self, worker: _Worker) -> None:
+        replies = worker.child.read()
+        if replies is None:
+            self._lose(worker, worker.child.obituary())
+            return
         try:
-            for answer in child.answers_to(batch):
-                answers[answer.number] = answer
-            self._give_back(child)
-        except _Died as died:
-            self._bury(child)
-            left = [task for task in batch if task.number not in answers]
-            if len(batch) == 1:
-                return [Crash(batch[0].number, str(died))]
-            for task in left:
-                for result in self._batch([task]):
-                    answers[task.number] = result
-        return [answers[task.number] for task in batch]
+            for reply in replies:
+                self._act(worker, reply)
+        except ValueError as error:
+            if isinstance(error, SpecError):
+                raise
+            self._lose(worker, f"it sent what is no answer: {error}")
 
-    def _take(self) -> _Child:
-        """Return a child that nobody uses, or a new one."""
-        with self.lock:
-            if self.stopped:
-                raise KeyboardInterrupt
-            if self.children:
-                return self.children.pop()
-        return _Child(self.options)
+    def _act(self, worker: _Worker, reply: Reply) -> None:
+        """Act on one reply; raise ``ValueError`` for one that makes no sense here."""
+        work = worker.work
+        if isinstance(reply, Ready):
+            worker.ready, self._failed_starts = True, 0
+            self.device_name, self.versions = reply.device_name, reply.versions
+            self._give_time(worker)
+        elif isinstance(reply, Unusable):
+            raise SpecError(reply.field, reply.problem)
+        elif work is None:
+            raise ValueError(f"{type(reply).__name__} without a batch")
+        elif isinstance(reply, Answer):
+            numbers = list(work.jobs)
+            if not 0 <= reply.number < len(numbers) or numbers[reply.number] in work.answered:
+                raise ValueError(f"an answer to case {reply.number} of a batch of {len(numbers)}")
+            self._settle(work, numbers[reply.number], reply.outcome)
+            self._give_time(worker)
+        elif isinstance(reply, Done):
+            if len(work.answered) < len(work.jobs):
+                raise ValueError("a batch that is done and not answered")
+            worker.work = None
+        elif reply.alive:
+            worker.work = None
+            self._retry(work, reply.problem)
+        else:
+            self._lose(worker, reply.problem)
 
-    def _give_back(self, child: _Child) -> None:
-        with self.lock:
-            self.children.append(child)
-        if self.stopped:
-            child.kill()
+    def _settle(self, work: _Work, number: int, outcome: Outcome) -> None:
+        """Note what came of a case; where a whole batch was lost and no case of it did it, say so."""
+        self._finished[number] = outcome
+        work.answered.add(number)
+        trouble = work.trouble
+        if trouble is not None:
+            trouble.left -= 1
+            trouble.explained |= outcome.status == "crashed"
+            if trouble.left == 0 and not trouble.explained:
+                self.notes.append(f"a batch was lost ({trouble.reason}), and no case of it does that alone")
 
-    def _bury(self, child: _Child) -> None:
-        child.kill()
+    def _lose(self, worker: _Worker, reason: str) -> None:
+        """End a child that is of no more use, and have its cases tried again."""
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        worker.child.end()
+        work, worker.work = worker.work, None
+        if not worker.ready:
+            self._failed_starts += 1
+            if self.device_name is None or self._failed_starts > FAILED_STARTS:
+                raise SpecError("device", f"{self.options.device} cannot be opened in a child process: {reason}")
+            if work is not None:
+                self._again.appendleft(work)
+        elif work is None:
+            self.notes.append(f"a child process was lost between batches: {reason}")
+        else:
+            self._retry(work, reason)
+
+    def _retry(self, work: _Work, reason: str) -> None:
+        """Blame the one case that was tried alone, or try each case of a batch alone that has no answer yet."""
+        left = {number: job for number, job in work.jobs.items() if number not in work.answered}
+        if len(work.jobs) == 1 and left:
+            self._settle(work, next(iter(left)), _crashed(reason))
+        elif not left:
+            self.notes.append(f"a child process was lost after it had answered its batch: {reason}")
+        else:
+            trouble = _Trouble(reason, len(left))
+            again = [_Work({number: job}, set(), trouble) for number, job in left.items()]
+            self._again.extendleft(reversed(again))
+
+    def _end_well(self) -> None:
+        """Let children under a wrapper end by themselves, and note what it says."""
+        for worker in self._workers if self.options.wrapper else ():
+            status = worker.child.finish(FINISH_SECONDS)
+            if status != 0:
+                what = "did not end" if status is None else f"ended with status {status}"
+                self.notes.append(f"{self.options.wrapper[0]} {what}: it has found errors, see its report above")
 
 
-def _finished(work: tuple[threading.Thread, list[Answer | Crash], list[BaseException]]) -> list[Answer | Crash]:
-    thread, results, errors = work
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results
+def _job_bytes(job: Job) -> int:
+    if isinstance(job, LayoutJob):
+        return ACCESS_BYTES * (len(job.layout.buffers) + len(job.layout.accesses))
+    if isinstance(job, TraceJob):
+        return ACCESS_BYTES * (len(job.trace.operations) + len(job.trace.spec.layers))
+    return len(job.spec)
 
 
-def _batches(tasks: Iterator[Task], size: int) -> Iterator[list[Task]]:
-    while batch := list(itertools.islice(tasks, size)):
-        yield batch
+def _crashed(reason: str) -> Outcome:
+    finding = Finding(
+        rule="replay-mismatch",
+        message=f"the device crashed on this case, replayed alone: {reason}",
+        remedy="report this case: a layout is replayed, or refused in one line, and never ends the replay",
+    )
+    return Outcome(status="crashed", findings=(finding,), message=finding.message)

@@ -103,7 +103,7 @@ def _launch(
         return
     interpreted = outside.device.type == "cpu"
     # the interpreter pays for every program, a GPU for every register
-    rows = 64 if interpreted else (8 if constants["COLUMNS"] == 256 else 32)
+    rows = (64 if tokens * heads <= 1024 else 1024) if interpreted else (8 if constants["COLUMNS"] == 256 else 32)
     module = importlib.import_module(_KERNELS)
     getattr(module, kernel)[(div_up(tokens * heads, rows),)](
         outside=outside, requests=requests, positions=positions, table=table, row_count=tokens * heads, heads=heads,

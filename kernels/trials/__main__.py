@@ -32,18 +32,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first shape's number")
     parser.add_argument("--size", choices=(SMALL, LARGE), help="default: small on the cpu, else large")
     parser.add_argument("--workers", type=int, default=1, help="kernels tried at the same time")
+    parser.add_argument("--own", metavar="MODULE:FUNCTION", help="your kernel, in place of ours (decode or prefill)")
     parser.add_argument("--shrink", action="store_true", help="shrink the first failure of each kernel")
     options = parser.parse_args(arguments)
     size = options.size or (SMALL if options.device == "cpu" else LARGE)
     try:
         open_device(options.device)
         from .kernels import TRIALS, trial_named
+        from .own import own_trial
 
         names = [trial_named(name).name for name in options.kernel or [trial.name for trial in TRIALS]]
+        if options.own is not None:
+            names = options.kernel or ["decode"]
+            for name in names:
+                own_trial(name, options.own)
     except SpecError as error:
         print(f"kvsan trials: {error}", file=sys.stderr)
         return 2
-    jobs = [(name, options.device, options.shapes, options.seed, size, options.shrink) for name in names]
+    rest = (options.device, options.shapes, options.seed, size, options.shrink, options.own)
+    jobs = [(name, *rest) for name in names]
     if options.workers > 1 and len(jobs) > 1:
         # a process that has used CUDA must not fork
         context = multiprocessing.get_context("spawn")

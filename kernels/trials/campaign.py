@@ -12,17 +12,20 @@ from ..device import open_device
 from .shape import Shape
 
 
-def campaign(kernel: str, device_kind: str, shapes: int, first_seed: int, size: str, shrink: bool) -> dict[str, Any]:
-    """Try one kernel in this process."""
+def campaign(
+    kernel: str, device_kind: str, shapes: int, first_seed: int, size: str, shrink: bool, own: str | None
+) -> dict[str, Any]:
+    """Try one kernel in this process: ours, or somebody's ``own``, named ``module:function``."""
     started = time.monotonic()
     device = open_device(device_kind)
     # only now, because opening the device settles whether Triton compiles or interprets
     from .kernels import run_trials, trial_named
+    from .own import own_trial
     from .shrinking import shrink_shape
     from .variants import compiled_variants
 
-    trial = trial_named(kernel)
-    found = run_trials(device, trial, range(first_seed, first_seed + shapes), size)
+    trial = trial_named(kernel) if own is None else own_trial(kernel, own)
+    found = run_trials(device, trial, range(first_seed, first_seed + shapes), size, may_refuse=own is not None)
     report: dict[str, Any] = msgspec.to_builtins(found)
     report["variants"] = compiled_variants()
     report["seconds"] = round(time.monotonic() - started, 1)
