@@ -34,7 +34,7 @@ MAX_DROPPED = 14
 """Operations of a trace up to which several are dropped at once, under another number of slots."""
 MAX_PAIRED = 5
 """Operations of a trace up to which two are changed to make up for one that is dropped."""
-MAX_REBUILT = 2_000
+MAX_REBUILT = 1_000
 """Short traces that are made of the operations of one that comes to rest."""
 
 
@@ -294,10 +294,13 @@ def _simplified(search: _Search) -> bool:
 
 
 def _rebuild(search: _Search) -> bool:
-    """Try short traces of the operations that are left, the shortest first; say whether one fails."""
-    operations = search.trace.operations
+    """Try short traces of the operations that are left, the shortest first, with any number of slots; say whether one
+    fails."""
+    operations, spec = search.trace.operations, search.trace.spec
+    alike = [other for other in _alike(spec) if other.tokens_per_block == spec.tokens_per_block]
     shorter = itertools.chain.from_iterable(short_traces(operations, length) for length in range(1, len(operations)))
-    return any(search.offer(candidate) for candidate in itertools.islice(shorter, MAX_REBUILT))
+    tried = itertools.islice(shorter, MAX_REBUILT)
+    return any(search.offer(candidate, other) for candidate in tried for other in alike)
 
 
 def _alike(spec: CacheSpec) -> list[CacheSpec]:
