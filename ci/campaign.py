@@ -27,6 +27,7 @@ import msgspec
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec, encode_spec
 from ..sim.allocators.faulty import base_of
+from ..sim.cache.trace import Trace
 from ..sim.finding import Finding
 from ..sim.limits import faults_outside_limits, limits_of
 from ..sim.registry import resolve
@@ -408,10 +409,11 @@ class Chunk:
             )
 
 
-def broken_allocator(options: Options, spec: CacheSpec, chunk: int, problem: str) -> SpecError:
-    """Return the one line about an allocator that breaks the campaign itself, with its spec saved as a case."""
+def broken_allocator(options: Options, judged: CacheSpec | Trace, chunk: int, problem: str) -> SpecError:
+    """Return the one line about an allocator that breaks the campaign itself, with its input saved as a case."""
     place = {SAVED_CASES: "on a saved case", REDUCTION: "while a case is reduced"}.get(chunk, f"in chunk {chunk}")
     if options.cases is None:
         return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}")
-    path = add_case(Case(allocator=options.allocator, input=spec), options.cases)
-    return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}, on the spec of {path}")
+    path = add_case(Case(allocator=options.allocator, input=judged), options.cases)
+    noun = "trace" if isinstance(judged, Trace) else "spec"
+    return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}, on the {noun} of {path}")

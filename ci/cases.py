@@ -69,11 +69,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _DECODER: Final = msgspec.json.Decoder(Case)
+_INPUT_DECODER: Final = msgspec.json.Decoder(CacheSpec | Trace)
 
 
 def encode_input(value: CacheSpec | Trace) -> bytes:
     """Return the canonical JSON text of a case's input."""
     return msgspec.json.encode(value, order="sorted")
+
+
+def decode_input(text: bytes) -> CacheSpec | Trace:
+    """Return the spec or trace in ``text``; raise ``SpecError`` for anything else."""
+    try:
+        return _INPUT_DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SpecError("input", str(error)) from None
 
 
 def spec_of(case: Case) -> CacheSpec:

@@ -89,16 +89,16 @@ def _sparse(*planes: str) -> str:
     return f'{{"kind":"attention","kv_heads":1,"head_dim":128,"side_planes":[{",".join(planes)}]}}'
 
 
-def _trace(layers: str, operations: str, *, tokens: int = 1, slots: int = 1) -> bytes:
+def _trace(layers: str, operations: str, *, tokens: int = 1, slots: int = 1, kv_format: str = "bf16") -> bytes:
     """Return the JSON text of a trace; an operation is a name and its arguments, those left out 0."""
-    spec = f'{{"kvsan":"spec","tokens_per_block":{tokens},"slots":{slots},"layers":[{layers}]}}'
+    numbers = f'"tokens_per_block":{tokens},"slots":{slots}'
+    spec = f'{{"kvsan":"spec",{numbers},"kv_format":"{kv_format}","layers":[{layers}]}}'
     listed = [[kind, *map(int, arguments)] for kind, *arguments in map(str.split, operations.split(";"))]
     return f'{{"kvsan":"trace","spec":{spec},"operations":{json.dumps(listed)}}}'.encode()
 
 
 _LATENT_WINDOW: Final = '{"kind":"latent","latent_dim":128,"window":%d}'
 _CONVOLUTION: Final = '{"kind":"recurrent","algorithm":"short_conv","heads":1,"conv_kernel":%d}'
-_SCALED: Final = '{"kind":"attention","kv_heads":1,"head_dim":128,"kv_format":"nvfp4"}'
 
 FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -316,7 +316,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         rules=("freshness",),
         cause="a partial block is copied in the data pool alone, and its block scales stay behind",
         source="planted: copy on write of one pool of the slot",
-        minimum_json=_trace(_SCALED, "admit 0 1;step 1;complete;fork 0 2", tokens=2, slots=2),
+        minimum_json=_trace(_LATENT, "admit 0 1;step 1;complete;fork 0 2", tokens=2, slots=2, kv_format="nvfp4"),
     ),
     Fault(
         name="fault:key-without-lora",

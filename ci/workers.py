@@ -1,9 +1,9 @@
 """Chunks on worker processes, which may be interrupted, or taken down by an allocator, without losing what they found.
 
-Each worker writes down the spec that it is about to judge, in a chunk as in a reduction. When a process ends in the
-middle (an allocator in C that crashes, ``os._exit``, no memory left), that spec is tried once more in a process of its
-own, so that the message can name it. Ctrl-C reaches the workers too: they end before their next example and hand over
-what they have.
+Each worker writes down the spec or trace that it is about to judge, in a chunk as in a reduction. When a process ends
+in the middle (an allocator in C that crashes, ``os._exit``, no memory left), that input is tried once more in a process
+of its own, so that the message can name it. Ctrl-C reaches the workers too: they end before their next example and
+hand over what they have.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ import msgspec
 
 from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec, decode_spec, encode_spec
+from ..sim.cache.names import layout_allocator
+from ..sim.cache.trace import Trace
 from ..sim.registry import resolve
 from ..sim.verdict import judge
 from .campaign import REDUCTION, SAVED_CASES, Chunk, ChunkResult, Options, broken_allocator, judge_saved_cases
+from .cases import decode_input
 from .ledger import SavedCases
 from .reduction import Reduction, RuleHits
 
@@ -48,7 +51,7 @@ _LOADING: Final = "loading"
 _interrupted = False
 
 
-class _Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True):
     """A ``SpecError`` on its way from a worker: exceptions with arguments of their own do not travel."""
 
     field: str
@@ -56,18 +59,29 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def results_of_workers(options: Options, tasks: Iterator[tuple[int, int]]) -> Iterator[ChunkResult | SavedCases]:
-    """Yield what became of the saved cases, then the results of ``tasks`` in order.
+    """Yield what became of the saved cases, then the results of ``tasks`` in order."""
+    return results_of(options, tasks, _judge_cases, _run_chunk)
+
+
+def results_of(
+    options: Options,
+    tasks: Iterator[tuple[int, int]],
+    judge_cases: Callable[[Options, str], SavedCases | Failure],
+    run_chunk: Callable[[Options, int, int, str], T | Failure],
+) -> Iterator[T | SavedCases]:
+    """Yield what ``judge_cases`` says of the saved cases, then what ``run_chunk`` makes of ``tasks`` in order; both are
+    run by workers, and given the folder of their notes.
 
     On Ctrl-C the chunks begun are yielded as far as they got, and ``KeyboardInterrupt`` is raised after them.
     """
-    with _Workers(options, options.workers) as workers:
+    with Workers(options, options.workers) as workers:
         workers.result(workers.submit(_load, options.allocator, str(workers.notes)))
-        yield workers.result(workers.submit(_judge_cases, options, str(workers.notes)))
-        waiting: list[concurrent.futures.Future[ChunkResult | _Failure]] = []
+        yield workers.result(workers.submit(judge_cases, options, str(workers.notes)))
+        waiting: list[concurrent.futures.Future[T | Failure]] = []
         try:
             while True:
                 while len(waiting) <= options.workers and (task := next(tasks, None)) is not None:
-                    waiting.append(workers.submit(_run_chunk, options, *task, str(workers.notes)))
+                    waiting.append(workers.submit(run_chunk, options, *task, str(workers.notes)))
                 if not waiting:
                     return
                 result = workers.result(waiting[0])
@@ -81,7 +95,7 @@ def results_of_workers(options: Options, tasks: Iterator[tuple[int, int]]) -> It
 @contextlib.contextmanager
 def reducing_worker(options: Options) -> Iterator[Callable[[Reduction], bool]]:
     """Yield a function that runs a reduction in a worker process, and says whether it ran to its end."""
-    with _Workers(options, 1) as workers:
+    with Workers(options, 1) as workers:
 
         def reduce(reduction: Reduction) -> bool:
             future = workers.submit(_reduce, reduction.hits, reduction.allocator, str(workers.notes))
@@ -105,7 +119,7 @@ class _Reduced(msgspec.Struct, frozen=True):
     to_the_end: bool
 
 
-class _Workers:
+class Workers:
     """``count`` worker processes of a campaign; none is left behind, however it ends."""
 
     def __init__(self, options: Options, count: int) -> None:
@@ -116,7 +130,7 @@ class _Workers:
         )
         self.notes = Path(tempfile.mkdtemp(prefix="kvsan-workers-"))
 
-    def __enter__(self) -> _Workers:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,17 +155,17 @@ class _Workers:
         except BrokenProcessPool:
             raise self._obituary() from None
 
-    def result(self, future: concurrent.futures.Future[T | _Failure]) -> T:
+    def result(self, future: concurrent.futures.Future[T | Failure]) -> T:
         """Return what a task returned; raise ``SpecError`` for what went wrong."""
         try:
             result = future.result()
         except BrokenProcessPool:
             raise self._obituary() from None
-        if isinstance(result, _Failure):
+        if isinstance(result, Failure):
             raise SpecError(result.field, result.problem)
         return result
 
-    def interrupted(self, waiting: list[concurrent.futures.Future[T | _Failure]]) -> Iterator[T]:
+    def interrupted(self, waiting: list[concurrent.futures.Future[T | Failure]]) -> Iterator[T]:
         """Yield what the tasks begun came to; a worker that does not end its example in time is given up."""
         for process in self._processes():
             with contextlib.suppress(OSError, TypeError):
@@ -161,37 +175,37 @@ class _Workers:
         for future in begun:
             if future.done() and future.exception() is None:
                 result = future.result()
-                if not isinstance(result, _Failure):
+                if not isinstance(result, Failure):
                     yield result
 
     def _obituary(self) -> SpecError:
-        """Return the one line about a worker process that ended, naming the spec that ends it again."""
+        """Return the one line about a worker process that ended, naming the input that ends it again."""
         name = shown(self._options.allocator)
         if (self.notes / _LOADING).exists():
             return SpecError("allocator", f"{name} ends the process while it is imported")
         notes = sorted(self.notes.iterdir())
         for note in notes:
             try:
-                spec = decode_spec(note.read_bytes())
+                judged = decode_input(note.read_bytes())
             except (OSError, SpecError):
                 continue
-            code = _exit_code(self._options.allocator, spec)
+            code = _exit_code(self._options.allocator, judged)
             if code != 0:
                 ended = f"status {code}" if code is not None and code > 0 else f"signal {-(code or 0)}"
                 problem = "does not end" if code is None else f"ends the process ({ended})"
-                return broken_allocator(self._options, spec, int(note.stem), problem)
+                return broken_allocator(self._options, judged, int(note.stem), problem)
         if not notes:
             problem = f"a worker process ended before it could run {name}"
             return SpecError("workers", f"{problem}; a script must start campaigns under if __name__ == '__main__'")
         chunks = ", ".join(note.stem for note in notes)
-        problem = f"a worker process ended while {name} ran chunk {chunks}, and the specs alone do not do it again"
+        problem = f"a worker process ended while {name} ran chunk {chunks}, and its inputs alone do not do it again"
         return SpecError("workers", f"{problem}; is there memory enough for {self._options.workers} workers?")
 
 
-def _exit_code(allocator: str, spec: CacheSpec) -> int | None:
-    """Return the exit status of a process of its own that judges ``spec``; None when it has to be stopped."""
+def _exit_code(allocator: str, judged: CacheSpec | Trace) -> int | None:
+    """Return the exit status of a process of its own that judges an input; None when it has to be stopped."""
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_judge_alone, args=(allocator, spec), daemon=True)
+    process = context.Process(target=_judge_alone, args=(allocator, judged), daemon=True)
     with _interrupts_held():
         process.start()
     process.join(TRIAL_SECONDS)
@@ -202,10 +216,15 @@ def _exit_code(allocator: str, spec: CacheSpec) -> int | None:
     return code
 
 
-def _judge_alone(allocator: str, spec: CacheSpec) -> None:
+def _judge_alone(allocator: str, judged: CacheSpec | Trace) -> None:
     _begin()
     with contextlib.suppress(Exception):
-        judge(spec, resolve(allocator))
+        if isinstance(judged, Trace):
+            from ..sim.cache.run import run_trace
+
+            run_trace(judged, allocator)
+        else:
+            judge(judged, resolve(allocator))
     sys.stderr.flush()
     os._exit(0)  # threads that the allocator has started would keep the process alive
 
@@ -237,6 +256,11 @@ def _begin() -> None:
         threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
 
 
+def interrupted() -> bool:
+    """Say whether Ctrl-C has reached this worker."""
+    return _interrupted
+
+
 def _note_interrupt(*_: object) -> None:
     global _interrupted
     _interrupted = True
@@ -248,50 +272,50 @@ def _follow(parent: int) -> None:
     os._exit(1)
 
 
-def _load(allocator: str, notes: str) -> _Failure | None:
+def _load(allocator: str, notes: str) -> Failure | None:
     """Import the allocator, whose module may end the process too."""
     loading = Path(notes, _LOADING)
     loading.touch()
     try:
-        resolve(allocator)
+        resolve(layout_allocator(allocator))
     except SpecError as error:
-        return _Failure(error.field, error.problem)
+        return Failure(error.field, error.problem)
     finally:
         loading.unlink()
     return None
 
 
-def _reduce(hits: RuleHits, allocator: str, notes: str) -> _Reduced | _Failure:
+def _reduce(hits: RuleHits, allocator: str, notes: str) -> _Reduced | Failure:
     reduction = Reduction(hits, allocator)
     try:
-        with _notes(notes, REDUCTION) as record:
+        with note_inputs(notes, REDUCTION) as record:
             to_the_end = reduction.run(record, lambda: _interrupted)
     except SpecError as error:
-        return _Failure(error.field, error.problem)
+        return Failure(error.field, error.problem)
     return _Reduced(encode_spec(reduction.spec), reduction.message, to_the_end)
 
 
-def _run_chunk(options: Options, chunk: int, examples: int, notes: str) -> ChunkResult | _Failure:
+def _run_chunk(options: Options, chunk: int, examples: int, notes: str) -> ChunkResult | Failure:
     try:
-        with _notes(notes, chunk) as record:
+        with note_inputs(notes, chunk) as record:
             run = Chunk(options, chunk, record, lambda: _interrupted)
             run.run(examples)
             return run.result()
     except SpecError as error:
-        return _Failure(error.field, error.problem)
+        return Failure(error.field, error.problem)
 
 
-def _judge_cases(options: Options, notes: str) -> SavedCases | _Failure:
+def _judge_cases(options: Options, notes: str) -> SavedCases | Failure:
     try:
-        with _notes(notes, SAVED_CASES) as record:
+        with note_inputs(notes, SAVED_CASES) as record:
             return judge_saved_cases(options, record)
     except SpecError as error:
-        return _Failure(error.field, error.problem)
+        return Failure(error.field, error.problem)
 
 
 @contextlib.contextmanager
-def _notes(folder: str, chunk: int) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes down the spec at hand, in a file that outlives this process but not the chunk."""
+def note_inputs(folder: str, chunk: int) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes down the input at hand, in a file that outlives this process but not the chunk."""
     path = Path(folder) / f"{chunk}.json"
     with path.open("wb", buffering=0) as file:
 

@@ -7,6 +7,7 @@ from .options import Json
 _KINDS = {
     "engine": "Allocators of inference engines",
     "fault": "Faults, broken on purpose",
+    "cache-fault": "Faults of running caches, for fuzz --traces",
     "plugin": "Plugins of other packages",
 }
 
@@ -36,9 +37,11 @@ def known_allocators() -> list[tuple[str, str, str]]:
     """Return name, summary and kind of every allocator: the shipped ones, then the plugins of other packages."""
     import importlib.metadata
 
+    from ..sim.cache.faulty import FAULTY_CACHES
     from ..sim.registry import ALLOCATORS, ENTRY_POINT_GROUP
 
     rows = [(entry.name, entry.summary, entry.kind) for entry in ALLOCATORS]
+    rows += [(entry.name, entry.summary, "cache-fault") for entry in FAULTY_CACHES]
     taken = {name for name, _, _ in rows}
     for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
         if point.name not in taken:  # a shipped name cannot be taken over

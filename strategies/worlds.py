@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -65,6 +66,13 @@ class World(msgspec.Struct, frozen=True):
     crowd: int
 
 
+def small_specs() -> Iterator[CacheSpec]:
+    """Yield the specs that an allocator may support, simplest layers first."""
+    for layers, kv_format in (*((layers, ElementFormat.BF16) for layers in LAYERS), ((_BLOCKS,), ElementFormat.NVFP4)):
+        for draft in DRAFTS:
+            yield CacheSpec(layers=layers, kv_format=kv_format, tokens_per_block=1, slots=1, draft=draft)
+
+
 @functools.cache
 def worlds_for(allocator: str) -> tuple[World, ...]:
     """Return the worlds that an allocator supports, with one token per block and one slot each.
@@ -72,16 +80,14 @@ def worlds_for(allocator: str) -> tuple[World, ...]:
     Raises ``SpecError`` where there is none.
     """
     found = []
-    for layers, kv_format in (*((layers, ElementFormat.BF16) for layers in LAYERS), ((_BLOCKS,), ElementFormat.NVFP4)):
-        for draft in DRAFTS:
-            spec = CacheSpec(layers=layers, kv_format=kv_format, tokens_per_block=1, slots=1, draft=draft)
-            try:
-                cycles = running_cache(spec, allocator).geometry.cycles
-            except Rejected as refusal:
-                if refusal.supported:
-                    found.append(World(spec, 1))  # its refusal is the finding
-                continue
-            found.append(World(spec, max(Counter(cycle.group for cycle in cycles).values())))
+    for spec in small_specs():
+        try:
+            cycles = running_cache(spec, allocator).geometry.cycles
+        except Rejected as refusal:
+            if refusal.supported:
+                found.append(World(spec, 1))  # its refusal is the finding
+            continue
+        found.append(World(spec, max(Counter(cycle.group for cycle in cycles).values())))
     if not found:
         name = layout_allocator(allocator)
         raise SpecError("allocator", f"{name} supports none of the small specs that traces are drawn on")

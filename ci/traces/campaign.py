@@ -6,9 +6,7 @@ the same for any number of workers. A chunk is 50 traces, some 10,000 operations
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,13 +17,21 @@ import msgspec
 from ...model.errors import SpecError
 from ...sim.cache.managers import running_cache
 from ...sim.cache.names import layout_allocator
-from ...sim.cache.run import run_trace
 from ...sim.cache.trace import Trace
 from ...sim.finding import Finding
 from ...sim.registry import resolve
 from ...sim.rejection import Rejected
-from ..campaign import Options, Progress
-from ..cases import Case, FoundRule, add_case, case_files, load_case, require_folder, withdraw_case
+from ..campaign import Options, Progress, broken_allocator
+from ..cases import (
+    Case,
+    FoundRule,
+    add_case,
+    case_files,
+    encode_input,
+    load_case,
+    require_folder,
+    withdraw_case,
+)
 from ..determinism import chunk_seed, without_folder, without_local_constants
 from ..ledger import SavedCases
 from .coverage import SITUATIONS, TraceCounts, TraceCoverage, coverage_of_traces, new_counts
@@ -102,17 +108,21 @@ def run_trace_campaign(options: Options, progress: Callable[[Progress], None] = 
 
     Raises ``SpecError`` for an unknown allocator, one that no trace runs on, and a folder that cannot be written.
     """
-    resolve(layout_allocator(options.allocator))
+    if not options.isolate:
+        resolve(layout_allocator(options.allocator))
     if options.cases is not None:
         require_folder(options.cases, "cases")
     started = time.monotonic()
-    cases = _judge_saved_cases(options)
+    cases = SavedCases()
     counts = new_counts()
     hits: dict[str, list[TraceHit]] = {}
     examples = operations = refused = known = 0
     interrupted = False
     try:
         for chunk in _chunks(options, started):
+            if isinstance(chunk, SavedCases):
+                cases = chunk
+                continue
             for rule, found in chunk.hits.items():
                 hits.setdefault(rule, []).extend(
                     msgspec.structs.replace(hit, example=examples + hit.example, operations=operations + hit.operations)
@@ -128,10 +138,11 @@ def run_trace_campaign(options: Options, progress: Callable[[Progress], None] = 
     except KeyboardInterrupt:
         interrupted = True
     faults = []
-    for found in sorted(hits.values(), key=lambda entry: (entry[0].example, entry[0].rule)):
-        fault, ended = _settle(found, options, reduce=options.reduce and not interrupted)
-        interrupted = interrupted or ended
-        faults.append(fault)
+    with _settler(options) as settle_hits:
+        for found in sorted(hits.values(), key=lambda entry: (entry[0].example, entry[0].rule)):
+            fault, ended = settle_hits(found, options, options.reduce and not interrupted)
+            interrupted = interrupted or ended
+            faults.append(fault)
     return TraceResult(
         allocator=options.allocator,
         seed=options.seed,
@@ -158,78 +169,118 @@ def _tasks(options: Options, started: float) -> Iterator[tuple[int, int]]:
         left = None if left is None else left - count
 
 
-def _chunks(options: Options, started: float) -> Iterator[TraceChunk]:
-    """Yield the chunks in order, run here or by worker processes."""
-    if options.workers == 1:
-        for chunk, count in _tasks(options, started):
-            yield run_trace_chunk(options, chunk, count)
-        return
-    context = multiprocessing.get_context("spawn")
+def _chunks(options: Options, started: float) -> Iterator[TraceChunk | SavedCases]:
+    """Yield what became of the saved cases, then the chunks in order, run here or by worker processes.
+
+    On Ctrl-C the chunks begun are yielded as far as they got, and ``KeyboardInterrupt`` is raised after them.
+    """
     tasks = _tasks(options, started)
-    with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        waiting: list[concurrent.futures.Future[TraceChunk]] = []
+    if options.workers > 1 or options.isolate:
+        from .workers import chunks_of_workers
+
+        yield from chunks_of_workers(options, tasks)
+        return
+    yield judge_saved_traces(options)
+    for chunk, count in tasks:
+        run = TraceRun(options, chunk)
         try:
-            while True:
-                while len(waiting) <= options.workers and (task := next(tasks, None)) is not None:
-                    waiting.append(pool.submit(run_trace_chunk, options, *task))
-                if not waiting:
-                    return
-                yield waiting.pop(0).result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            run.run(count)
+        except KeyboardInterrupt:
+            yield run.result()
+            raise
+        yield run.result()
+
+
+def _settler(
+    options: Options,
+) -> contextlib.AbstractContextManager[Callable[[list[TraceHit], Options, bool], tuple[TraceFault, bool]]]:
+    """Return what reduces and saves the hits of a rule, here or in a process of its own."""
+    if not options.isolate:
+        return contextlib.nullcontext(settle)
+    from .workers import settling_worker
+
+    return settling_worker(options)
 
 
 class _Stop(Exception):
     """Ends a chunk from inside its test function."""
 
 
-def run_trace_chunk(options: Options, chunk: int, count: int) -> TraceChunk:
-    """Draw and run ``count`` traces; the first case of each rule is saved at once."""
-    from hypothesis import HealthCheck, Phase, given, seed, settings
+class TraceRun:
+    """One chunk while it runs.
 
-    from ...strategies.traces import traces
+    ``record`` is told each trace before it is run, and ``stopped`` is asked whether to end before the next.
+    """
 
-    run = _Chunk(options)
-
-    @seed(chunk_seed(options.seed, chunk))
-    @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    @given(traces(options.allocator))
-    def run_one(trace: Trace) -> None:
-        if run.ended:
-            raise _Stop  # Hypothesis runs the last example once more before it ends
-        run.judge(trace)
-        if run.ended:
-            raise _Stop
-
-    with without_local_constants(), without_folder(), contextlib.suppress(_Stop), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an example whose text is long
-        run_one()
-    if run.error is not None:
-        raise run.error
-    return run.result()
-
-
-class _Chunk:
-    """One chunk while it runs."""
-
-    def __init__(self, options: Options) -> None:
+    def __init__(
+        self,
+        options: Options,
+        chunk: int,
+        record: Callable[[bytes], None] = lambda trace: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._options = options
+        self._chunk = chunk
+        self._record = record
+        self._stopped = stopped
         self._examples = self._operations = self._refused = self._known = 0
         self._hits: dict[str, list[TraceHit]] = {}
         self._counts = new_counts()
-        self.error: SpecError | None = None
-        self.ended = False
+        self._error: SpecError | None = None
 
-    def judge(self, trace: Trace) -> None:
+    def run(self, count: int) -> None:
+        """Draw and run ``count`` traces; raise ``SpecError`` for an allocator that no trace runs on."""
+        from hypothesis import HealthCheck, Phase, given, seed, settings
+
+        from ...strategies.traces import traces
+
+        self._try_worlds()
+
+        @seed(chunk_seed(self._options.seed, self._chunk))
+        @settings(
+            max_examples=count,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )
+        @given(traces(self._options.allocator))
+        def run_one(trace: Trace) -> None:
+            if self._ended():
+                raise _Stop  # Hypothesis runs the last example once more before it ends
+            self._judge(trace)
+            if self._ended():
+                raise _Stop
+
+        with without_local_constants(), without_folder(), contextlib.suppress(_Stop), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an example whose text is long
+            run_one()
+        if self._error is not None:
+            raise self._error
+
+    def _try_worlds(self) -> None:
+        """Lay the small specs out one by one, which an allocator of somebody's own may not survive."""
+        from ...strategies.worlds import small_specs
+
+        for spec in small_specs() if self._options.isolate else ():
+            trace = Trace(spec=spec)
+            self._record(encode_input(trace))
+            try:
+                running_cache(spec, self._options.allocator)
+            except (Rejected, SpecError):
+                continue
+            except Exception as error:
+                raise _no_cache(self._options, trace, self._chunk, error) from None
+
+    def _ended(self) -> bool:
+        full = len(self._hits.get(self._options.stop_rule or "", ())) >= STARTS
+        return self._error is not None or full or self._stopped()
+
+    def _judge(self, trace: Trace) -> None:
         """Run one trace and keep what it breaks; errors end the chunk."""
         allocator = self._options.allocator
+        self._record(encode_input(trace))
         self._examples += 1
         try:
             cache = running_cache(trace.spec, allocator)
@@ -239,8 +290,8 @@ class _Chunk:
             if refusal.supported or refusal.rule != "rejected":
                 self._keep(Finding(rule=refusal.rule, message=refusal.message, remedy=refusal.remedy), trace, 0)
             return
-        except SpecError as error:
-            self.error, self.ended = error, True
+        except Exception as error:  # no layout, or one that a running cache chokes on
+            self._error = _no_cache(self._options, trace, self._chunk, error)
             return
         self._operations += judged.verdict.done
         self._counts.count(trace, judged.verdict, frozenset(cache.seen))
@@ -249,9 +300,7 @@ class _Chunk:
             for fault in judged.outside:
                 self._keep(fault, trace, judged.verdict.done)
         except SpecError as error:  # a full disk
-            self.error, self.ended = error, True
-        if len(self._hits.get(self._options.stop_rule or "", ())) >= STARTS:
-            self.ended = True
+            self._error = error
 
     def _keep(self, fault: Finding, trace: Trace, done: int) -> None:
         held = self._hits.setdefault(fault.rule, [])
@@ -270,21 +319,40 @@ class _Chunk:
         return TraceChunk(self._examples, self._operations, self._refused, self._known, self._hits, self._counts)
 
 
+def _no_cache(options: Options, trace: Trace, chunk: int, error: Exception) -> SpecError:
+    """Return the error of a layout that no trace runs on, its trace saved."""
+    if isinstance(error, SpecError):
+        problem = error.problem if error.field == "allocator" else str(error)
+    else:
+        problem = f"gave a layout that no cache can run on ({type(error).__name__}: {error})"
+    return broken_allocator(options, trace, chunk, problem)
+
+
 def _case(allocator: str, trace: Trace, fault: Finding | TraceHit) -> Case:
     found = (FoundRule(rule=fault.rule, message=fault.message),)
     return Case(allocator=allocator, input=trace, found=found)
 
 
-def _settle(hits: list[TraceHit], options: Options, *, reduce: bool) -> tuple[TraceFault, bool]:
+def settle(
+    hits: list[TraceHit],
+    options: Options,
+    reduce: bool,
+    record: Callable[[bytes], None] = lambda trace: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[TraceFault, bool]:
     """Return the fault of one rule, reduced and saved, and whether Ctrl-C ended the reduction.
 
-    The reduction begins with the smallest few of the traces that were found.
+    The reduction begins with the smallest few of the traces that were found. ``record`` is told each trace before it is
+    run, and ``stopped`` is asked whether Ctrl-C was seen.
     """
     hit = hits[0]
     starts = sorted(hits[: 2 * STARTS], key=lambda entry: trace_key(entry.trace))
     best = [starts[0]]
 
     def fails(candidate: Trace) -> bool:
+        if stopped():
+            raise KeyboardInterrupt
+        record(encode_input(candidate))
         outside = judge_trace(candidate, options.allocator).outside
         message = next((fault.message for fault in outside if fault.rule == hit.rule), None)
         if message is None:
@@ -319,20 +387,26 @@ def _settle(hits: list[TraceHit], options: Options, *, reduce: bool) -> tuple[Tr
     return fault, interrupted
 
 
-def _judge_saved_cases(options: Options) -> SavedCases:
-    """Run the saved traces of the campaign's folder again, those of its allocator."""
-    run, failing, not_run = [], [], []
+def judge_saved_traces(options: Options, record: Callable[[bytes], None] = lambda trace: None) -> SavedCases:
+    """Run the saved traces of the campaign's folder again, those of its allocator; ``record`` is told each."""
+    run, failing, not_run, unreadable = [], [], [], []
     for path in case_files([options.cases] if options.cases is not None and options.cases.is_dir() else []):
         try:
             case = load_case(path)
         except SpecError:
-            case = None
-        if case is None or case.allocator != options.allocator or not isinstance(case.input, Trace):
+            unreadable.append(path.name)
+            continue
+        if case.allocator != options.allocator or not isinstance(case.input, Trace):
             not_run.append(path.name)
             continue
+        record(encode_input(case.input))
         run.append(path.name)
         saved = {entry.rule for entry in case.found}
-        rules = set(run_trace(case.input, case.allocator).rules)
-        if saved & rules if saved else rules:
+        try:
+            judged = judge_trace(case.input, case.allocator)
+        except Exception:  # no layout, or one that a running cache chokes on
             failing.append(path.name)
-    return SavedCases(tuple(run), tuple(failing), tuple(not_run))
+            continue
+        if saved & {fault.rule for fault in judged.faults} if saved else judged.outside:
+            failing.append(path.name)
+    return SavedCases(tuple(run), tuple(failing), tuple(not_run), tuple(unreadable))

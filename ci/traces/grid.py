@@ -1,15 +1,16 @@
 """The grid of simple specs and operations that traces are reduced to, and minima are enumerated over.
 
-Layers: one latent layer (dim 128) with full attention or a window of 1 to 3 tokens; one attention layer (1 head of 128)
-in bf16 or nvfp4; one short convolution over 2 or 4 tokens; a latent layer beside another, beside one with a window of 1
-or 2 tokens, or beside a short convolution over 4 tokens. Each with 1, 2 or 3 tokens per block and 1 to 4 slots.
+Layers: one latent layer (dim 128) with full attention, in bf16 or nvfp4, or with a window of 1 to 3 tokens; one
+attention layer (1 head of 128); one short convolution over 2 or 4 tokens; a latent layer beside another, beside one
+with a window of 1 or 2 tokens, or beside a short convolution over 4 tokens. Each with 1, 2 or 3 tokens per block and 1
+to 4 slots.
 
 Operations: requests 0 and 1 (and both in a step), 1 to 3 tokens, texts 0, 1 and 8, all waiting tokens of a request or
 1, with or without a padding row, 2 beams with any parents, one page.
 
-The narrow grid, for longer traces: one latent layer (no window, or one of 2 tokens), one nvfp4 attention layer or one
-short convolution, with 1 to 3 slots, or a latent layer beside one with a window of 1 token; requests 0 and 1 one at a
-time, 1 or 2 tokens, texts 0 and 8, all waiting tokens in a step, no padding, forks without changes of parents.
+The narrow grid, for longer traces: one latent layer (no window, or one of 2 tokens, or nvfp4) or one short convolution,
+with 1 to 3 slots, or a latent layer beside one with a window of 1 token; requests 0 and 1 one at a time, 1 or 2 tokens,
+texts 0 and 8, all waiting tokens in a step, no padding, forks without changes of parents.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ from .simplicity import operation_key
 _LATENT: Final = LatentLayer(latent_dim=128)
 _WINDOWS: Final = tuple([LatentLayer(latent_dim=128, window=tokens) for tokens in (1, 2, 3)])
 _SHORT: Final = tuple([RecurrentLayer(algorithm="short_conv", heads=1, conv_kernel=taps) for taps in (2, 4)])
-_SCALED: Final = AttentionLayer(kv_heads=1, head_dim=128, kv_format=ElementFormat.NVFP4)
+_BF16: Final = ElementFormat.BF16
+_SCALED: Final = ElementFormat.NVFP4
 
-LAYERS: Final[tuple[tuple[Layer, ...], ...]] = (
-    (_LATENT,),
-    *((layer,) for layer in _WINDOWS),
-    *((layer,) for layer in _SHORT),
-    (AttentionLayer(kv_heads=1, head_dim=128),),
-    (_SCALED,),
-    (_LATENT, _LATENT),
-    (_LATENT, _WINDOWS[0]),
-    (_LATENT, _WINDOWS[1]),
-    (_LATENT, _SHORT[1]),
+LAYERS: Final[tuple[tuple[tuple[Layer, ...], ElementFormat], ...]] = (
+    ((_LATENT,), _BF16),
+    *(((layer,), _BF16) for layer in _WINDOWS),
+    *(((layer,), _BF16) for layer in _SHORT),
+    ((AttentionLayer(kv_heads=1, head_dim=128),), _BF16),
+    ((_LATENT,), _SCALED),
+    ((_LATENT, _LATENT), _BF16),
+    ((_LATENT, _WINDOWS[0]), _BF16),
+    ((_LATENT, _WINDOWS[1]), _BF16),
+    ((_LATENT, _SHORT[1]), _BF16),
 )
+"""Layers, and the format of the K/V cache."""
 TOKENS_PER_BLOCK: Final = (1, 2, 3)
 SLOTS: Final = (1, 2, 3, 4)
 REQUESTS: Final = (0, 1)
@@ -52,8 +55,8 @@ TEXTS: Final = (0, 1, 8)
 def grid_specs() -> tuple[CacheSpec, ...]:
     """Return the specs of the grid, simplest first."""
     specs = [
-        CacheSpec(layers=layers, tokens_per_block=tokens, slots=slots)
-        for layers, tokens, slots in itertools.product(LAYERS, TOKENS_PER_BLOCK, SLOTS)
+        CacheSpec(layers=layers, kv_format=kv_format, tokens_per_block=tokens, slots=slots)
+        for (layers, kv_format), tokens, slots in itertools.product(LAYERS, TOKENS_PER_BLOCK, SLOTS)
     ]
     return tuple(sorted(specs, key=simplicity_key))
 
@@ -75,7 +78,7 @@ def grid_operations() -> tuple[Operation, ...]:
 @functools.cache
 def narrow_specs() -> tuple[CacheSpec, ...]:
     """Return the specs of the narrow grid, simplest first."""
-    layers = ((_LATENT,), (_WINDOWS[1],), (_SHORT[0],), (_SHORT[1],), (_SCALED,))
+    layers = ((_LATENT,), (_WINDOWS[1],), (_SHORT[0],), (_SHORT[1],))
     beside = (_LATENT, _WINDOWS[0])
     return tuple(
         [spec for spec in grid_specs() if (spec.layers in layers and spec.slots != SLOTS[-1]) or spec.layers == beside]

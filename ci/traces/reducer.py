@@ -305,7 +305,11 @@ def _rebuild(search: _Search) -> bool:
 
 def _alike(spec: CacheSpec) -> list[CacheSpec]:
     """Return a spec, and those that differ in slots and tokens per block alone: of the grid, or with fewer slots."""
-    alike = [other for other in grid_specs() if other.layers == spec.layers and other != spec]
+    alike = [
+        other
+        for other in grid_specs()
+        if (other.layers, other.kv_format) == (spec.layers, spec.kv_format) and other != spec
+    ]
     return [spec, *alike, *_fewer_slots(spec)]
 
 

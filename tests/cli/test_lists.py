@@ -7,6 +7,7 @@ import importlib.metadata
 import pytest
 
 import kvsan
+from kvsan.sim.cache.faulty import FAULTY_CACHES
 from kvsan.sim.registry import ALLOCATORS
 from kvsan.sim.rules import RULES
 
@@ -42,6 +43,8 @@ def test_allocators_are_listed(run) -> None:
     assert ran.status == 0
     assert all(list(row) == ["name", "summary", "kind"] for row in rows)
     assert [row["name"] for row in rows][: len(ALLOCATORS)] == [entry.name for entry in ALLOCATORS]
+    of_caches = [row["name"] for row in rows if row["kind"] == "cache-fault"]
+    assert of_caches == [entry.name for entry in FAULTY_CACHES]
     assert "trtllm-v2-qsa-packed" in run("allocators").out
 
 

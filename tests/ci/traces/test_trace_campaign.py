@@ -9,6 +9,7 @@ import pytest
 from kvsan.ci.campaign import Options
 from kvsan.ci.cases import encode_case, load_case
 from kvsan.ci.faults import fault_named
+from kvsan.ci.traces import campaign
 from kvsan.ci.traces.campaign import run_trace_campaign
 from kvsan.ci.traces.coverage import SITUATIONS
 from kvsan.model.errors import SpecError
@@ -34,11 +35,11 @@ def test_the_sound_caches_are_clean(allocator) -> None:
 
 def test_a_fault_is_found_saved_and_reduced(tmp_path) -> None:
     fault = fault_named("fault:published-before-written")
-    result = run_trace_campaign(Options(allocator=fault.name, seed=1, examples=45, cases=tmp_path))
+    result = run_trace_campaign(Options(allocator=fault.name, seed=1, examples=15, cases=tmp_path))
     found = next(entry for entry in result.faults if entry.rule == "freshness")
     assert found.trace == fault.trace
     assert found.size == 3
-    assert 1 <= found.examples_to_find <= 45
+    assert 1 <= found.examples_to_find <= 15
     assert found.operations_to_find >= 3
     files = sorted(tmp_path.iterdir())
     assert str(tmp_path / Path(found.case or "").name) in map(str, files)
@@ -51,9 +52,10 @@ def test_a_fault_is_found_saved_and_reduced(tmp_path) -> None:
     assert again.coverage.cases_failing == [path.name for path in files]
 
 
-def test_the_same_seed_gives_the_same_result_for_any_number_of_workers() -> None:
+def test_the_same_seed_gives_the_same_result_for_any_number_of_workers(monkeypatch) -> None:
+    monkeypatch.setattr(campaign, "CHUNK_TRACES", 5)
     options = [
-        Options(allocator="fault:partial-allocation-kept", seed=3, examples=51, workers=workers, reduce=False)
+        Options(allocator="fault:partial-allocation-kept", seed=3, examples=11, workers=workers, reduce=False)
         for workers in (1, 2)
     ]
     one, two = (run_trace_campaign(entry) for entry in options)
