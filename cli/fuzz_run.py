@@ -77,6 +77,8 @@ def read_options(allocator: str, given: Mapping[str, str | None], cases: str, *,
     A trace counts as ten examples of a profile.
     """
     profile = profile_named("dev" if given["--profile"] is None else given["--profile"])
+    if traces and given["--family"] is not None:
+        raise SpecError("--family", "traces are drawn on small specs of their own: leave it out")
     examples = _whole(given, "--max-examples", 1, 10_000_000)
     seconds = _whole(given, "--time", 1, 7 * 24 * 3600)
     if examples is None and seconds is None:

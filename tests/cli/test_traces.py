@@ -46,6 +46,12 @@ def test_a_fault_of_a_running_cache_needs_traces(run) -> None:
     assert ran.err == f"kvsan: --allocator: {FAULT.name} is a fault of running caches: add --traces\n"
 
 
+def test_traces_have_specs_of_their_own(run) -> None:
+    ran = run("fuzz", "--traces", "--allocator", "trtllm-v2", "--family", "dense", "--max-examples", "1")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == "kvsan: --family: traces are drawn on small specs of their own: leave it out\n"
+
+
 def test_check_runs_a_trace_again(run, tmp_path) -> None:
     path = saved(tmp_path)
     ran = run("check", path, "--json")
