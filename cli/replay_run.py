@@ -25,6 +25,7 @@ from ..sim.finding import Finding
 from ..sim.layout import Layout
 from ..sim.registry import resolve
 from ..sim.rejection import Rejected
+from ..sim.transfer.pair import Pair
 from .allocator_choice import choose_allocator
 from .deployment import Given, deploy_model, read_deployment, read_model
 from .examination import NamedAllocator, laid_out
@@ -152,6 +153,8 @@ def _subject(path: Path, allocator: str | None) -> Subject:
     if saved is not None:
         if isinstance(saved.case.input, Trace):
             return Subject(str(path), saved.case.input, _cache_of(saved.allocator))
+        if isinstance(saved.case.input, Pair):
+            raise SpecError(shown_path(path), "the case of a pair of deployments, use: kvsan peers CASE --replay")
         return Subject(str(path), saved.case.input, choose_allocator(saved.allocator, saved.case.input))
     given: Given = {}
     loaded = deploy_model(read_model(str(path)), read_deployment(given), given, str(path))
