@@ -140,9 +140,14 @@ def resolve(name: str) -> Allocator:
     raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {_known()}, or module:function")
 
 
+def is_shipped(name: str) -> bool:
+    """Say whether ``name`` is one of the table's: an engine's allocator, or a fault of one."""
+    return any(entry.name == name for entry in ALLOCATORS)
+
+
 def is_foreign(name: str) -> bool:
     """Say, without importing anything, whether ``name`` is somebody else's code: ``module:function`` or a plugin."""
-    if any(entry.name == name for entry in ALLOCATORS) or name.startswith("fault:"):
+    if is_shipped(name) or name.startswith("fault:"):
         return False
     return ":" in name or any(
         plugin.name == name for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
