@@ -78,7 +78,7 @@ def _unify(specs: list[LayerSpec], unifying: Unifying) -> dict[LayerSpec, LayerS
         elif spec.kind != "recurrent" and largest % page == 0:
             tokens = spec.block_tokens * exact_div(largest, page, "largest page over a page")
             unified[spec] = msgspec.structs.replace(spec, block_tokens=tokens)
-        elif spec.kind == "attention" and unifying.pads_pages:
+        elif unifying.pads_pages and (spec.kind == "attention" or spec.window is not None):
             unified[spec] = msgspec.structs.replace(spec, padded_bytes=largest)
         else:
             what = "a recurrent layer's states" if spec.kind == "recurrent" else f"a page of {spec.block_tokens} tokens"
