@@ -75,7 +75,8 @@ def warm_process(engine: Installed) -> EngineProcess:
 
 def named(process: EngineProcess) -> str:
     """Return the engine's name and version as every message gives them; starts it."""
-    process.start()
+    if not process.greeting:
+        process.start()
     return f"{process.greeting.get('engine', 'the engine')} {process.version}"
 
 

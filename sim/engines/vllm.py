@@ -102,6 +102,8 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
             raise SpecError("engine", f"{engine} answered a view of {shown(view.name)}, which it was not asked for")
         consumer = "state-view" if entry.spec.kind == "recurrent" else "kv-view"
         for cell, step in _cells(entry.spec, view, order, answer.blocks, engine):
+            if answer.blocks == 1:  # a single block steps nowhere, and torch may say anything
+                step = answer.allocations[view.allocation]
             held = Buffer(
                 MANAGER, entry.index, cell.role, view.group, view.allocation, cell.offset_bytes, step, answer.blocks,
                 data_bytes(cell.page), cell.page,

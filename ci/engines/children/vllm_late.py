@@ -42,7 +42,7 @@ class Planner:
         return {
             "blocks": plan.num_blocks,
             "groups": [list(group.layer_names) for group in plan.kv_cache_groups],
-            **described(found),
+            **regions(described(found), plan),
         }
 
     def plan(self, request: dict[str, Any], order: KVCacheLayout) -> Any:
@@ -57,6 +57,23 @@ class Planner:
         mine = planning._project_kv_cache_groups_to_worker(groups, stages[request["stage"]])
         builder = get_kv_cache_config_builder(config)
         return builder.get_kv_cache_config_from_groups(config, mine, request["blocks"])
+
+
+def regions(found: dict[str, Any], plan: Any) -> dict[str, Any]:
+    """Return ``found`` with the one allocation cut up where one group has blocks of several sizes, layers outermost.
+
+    Each tensor of the plan is a run of blocks then, behind the last one; elsewhere all blocks have one stride.
+    """
+    tensors = plan.kv_cache_tensors
+    if len({tensor.block_stride for tensor in tensors}) < 2:
+        return found
+    place = {name: number for number, tensor in enumerate(tensors) for name in tensor.layers}
+    for view in found["views"]:
+        view["allocation"] = place[view["name"]]
+        view["offset"] -= tensors[view["allocation"]].offset
+    ends = [*[tensor.offset for tensor in tensors[1:]], tensors[0].size]
+    found["allocations"] = [end - tensor.offset for tensor, end in zip(tensors, ends, strict=True)]
+    return found
 
 
 def states_of(entry: dict[str, Any], view: Any) -> list[Any]:

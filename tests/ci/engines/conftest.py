@@ -12,6 +12,8 @@ import pytest
 from kvsan.ci.engines.installed import SERVING, VLLM, Installed, process_for
 from kvsan.ci.engines.supervisor import EngineProcess
 
+CASES = Path(__file__).parents[3] / "examples" / "cases" / "engines"
+
 FAKE = """
 import os, signal, time
 

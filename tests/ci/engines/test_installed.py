@@ -14,6 +14,7 @@ from kvsan.ci.cases import load_case
 from kvsan.ci.engines import installed, vllm
 from kvsan.ci.engines.installed import VLLM, Installed, python_of, refusal_of
 from kvsan.ci.engines.supervisor import EngineProcess
+from kvsan.ci.engines.vllm import VllmAllocator
 from kvsan.model.errors import SpecError
 from kvsan.model.layers import AttentionLayer
 from kvsan.model.spec import CacheSpec, Consumer
@@ -45,7 +46,7 @@ def asked(folder: str, change: str) -> Layout:
     """Return what ``vllm`` makes of a fake engine's plan of one layer, after ``change`` to plan and view."""
     process = fake_process(folder, ONE_LAYER + f"\n\ndef change(plan, view):\n    {change}\n    return plan\n")
     try:
-        return vllm.allocate_vllm(SPEC, process)
+        return VllmAllocator("vllm", process)(SPEC)
     finally:
         process.close()
 
@@ -141,7 +142,7 @@ def test_what_the_model_does_not_know_is_not_asked() -> None:
 
     sinks = msgspec.structs.replace(FULL, window=64, sink_tokens=4)
     with pytest.raises(Rejected, match="sinks"):
-        vllm.allocate_vllm(msgspec.structs.replace(SPEC, layers=(sinks,)), Untouched())
+        VllmAllocator("vllm", Untouched())(msgspec.structs.replace(SPEC, layers=(sinks,)))
 
 
 BAD = """
