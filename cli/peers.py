@@ -16,6 +16,7 @@ from .peers_options import (
     Layouts,
     Matrix,
     Other,
+    Save,
     Src,
     SrcDp,
     SrcPartition,
@@ -44,6 +45,7 @@ def peers(
     kv_layout: KvLayout = None,
     allocator: AllocatorName = None,
     transfer: Transfer = None,
+    save: Save = None,
     matrix: Matrix = False,
     layouts: Layouts = None,
     kv_dtypes: KvDtypes = None,
@@ -52,7 +54,7 @@ def peers(
     """Say whether a cache can move from one deployment to another, and prove that every byte arrives once.
 
     Without --matrix, --src and --dst name the two parallel layouts; all other options hold for both sides where the
-    destination's own is not given.
+    destination's own is not given. CONFIG may be the saved case of a pair, which has all of that with it.
     """
     words = dict(locals())  # the options by name, as they were given
     from .peers_run import run_matrix, run_pair

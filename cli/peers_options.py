@@ -41,6 +41,9 @@ DstAllocator: TypeAlias = Annotated[str | None, _side("--dst-allocator", "NAME",
 Transfer: TypeAlias = Annotated[
     str | None, typer.Option("--transfer", metavar="NAME", help="A faulty transfer instead: fault:NAME.")
 ]
+Save: TypeAlias = Annotated[
+    str | None, typer.Option("--save", metavar="DIR", help="Save the pair here as a case, if it does not fit or fails.")
+]
 Matrix: TypeAlias = Annotated[bool, typer.Option("--matrix", help="All pairs of --layouts with all --kv-dtypes.")]
 Layouts: TypeAlias = Annotated[
     str | None, typer.Option("--layouts", metavar="A,B,…", help="Layouts of --matrix; else tp1,tp2,tep4,adp2,adp4.")

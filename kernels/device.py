@@ -105,7 +105,21 @@ def open_device(kind: str) -> Device:
             "needs a process of its own",
         )
     os.environ["TRITON_INTERPRET"] = "1" if interpreted else "0"
+    if interpreted != _library_interpreted():
+        how = "without" if interpreted else "with"
+        raise SpecError(
+            "device",
+            f"found Triton imported {how} TRITON_INTERPRET=1 before {kind} was opened, "
+            "needs the device to be opened first, or a process of its own",
+        )
     module = importlib.import_module(f".memory_{kind}", __package__)
     device: Device = module.open_device()
     importlib.import_module(_KERNELS)
     return device
+
+
+def _library_interpreted() -> bool:
+    """Say whether Triton's own functions, decorated when it was imported, are interpreted."""
+    standard = importlib.import_module("triton.language.standard")
+    compiled = importlib.import_module("triton.runtime.jit").JITFunction
+    return not isinstance(standard.cdiv, compiled)

@@ -6,12 +6,11 @@ the same for any number of workers. A chunk is 50 traces, some 10,000 operations
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -25,9 +24,9 @@ from ...sim.finding import Finding
 from ...sim.registry import resolve
 from ...sim.rejection import Rejected
 from ..campaign import Options, Progress
-from ..cases import Case, FoundRule, add_case, case_files, load_case, require_folder, withdraw_case
+from ..cases import Case, FoundRule, add_case, require_folder
+from ..chunked import chunk_tasks, chunks_in_order, save_reduced, saved_cases_of
 from ..determinism import chunk_seed, without_folder, without_local_constants
-from ..ledger import SavedCases
 from .coverage import SITUATIONS, TraceCounts, TraceCoverage, coverage_of_traces, new_counts
 from .judging import judge_trace
 from .reducer import reduce_trace
@@ -106,13 +105,14 @@ def run_trace_campaign(options: Options, progress: Callable[[Progress], None] = 
     if options.cases is not None:
         require_folder(options.cases, "cases")
     started = time.monotonic()
-    cases = _judge_saved_cases(options)
+    cases = saved_cases_of(options, Trace, lambda trace, allocator: run_trace(trace, allocator).rules)
     counts = new_counts()
     hits: dict[str, list[TraceHit]] = {}
     examples = operations = refused = known = 0
     interrupted = False
     try:
-        for chunk in _chunks(options, started):
+        tasks = chunk_tasks(options, started, CHUNK_TRACES)
+        for chunk in chunks_in_order(partial(run_trace_chunk, options), tasks, options.workers):
             for rule, found in chunk.hits.items():
                 hits.setdefault(rule, []).extend(
                     msgspec.structs.replace(hit, example=examples + hit.example, operations=operations + hit.operations)
@@ -144,39 +144,6 @@ def run_trace_campaign(options: Options, progress: Callable[[Progress], None] = 
         coverage=coverage_of_traces(counts, options.allocator, cases),
         interrupted=interrupted,
     )
-
-
-def _tasks(options: Options, started: float) -> Iterator[tuple[int, int]]:
-    """Yield (chunk, traces) while there is budget."""
-    left, chunk = options.examples, 0
-    while left is None or left > 0:
-        if options.seconds is not None and time.monotonic() - started >= options.seconds:
-            return
-        count = CHUNK_TRACES if left is None else min(CHUNK_TRACES, left)
-        yield chunk, count
-        chunk += 1
-        left = None if left is None else left - count
-
-
-def _chunks(options: Options, started: float) -> Iterator[TraceChunk]:
-    """Yield the chunks in order, run here or by worker processes."""
-    if options.workers == 1:
-        for chunk, count in _tasks(options, started):
-            yield run_trace_chunk(options, chunk, count)
-        return
-    context = multiprocessing.get_context("spawn")
-    tasks = _tasks(options, started)
-    with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        waiting: list[concurrent.futures.Future[TraceChunk]] = []
-        try:
-            while True:
-                while len(waiting) <= options.workers and (task := next(tasks, None)) is not None:
-                    waiting.append(pool.submit(run_trace_chunk, options, *task))
-                if not waiting:
-                    return
-                yield waiting.pop(0).result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Stop(Exception):
@@ -302,11 +269,8 @@ def _settle(hits: list[TraceHit], options: Options, *, reduce: bool) -> tuple[Tr
             interrupted = True
     trace, place = best[0].trace, None
     if options.cases is not None:
-        path = add_case(_case(options.allocator, trace, best[0]), options.cases)
-        place = str(path)
-        for entry in hits:
-            if entry.saved is not None and entry.saved != path.name:
-                withdraw_case(options.cases / entry.saved, hit.rule)
+        case = _case(options.allocator, trace, best[0])
+        place = save_reduced(case, hit.rule, [entry.saved for entry in hits], options.cases)
     fault = TraceFault(
         rule=hit.rule,
         message=best[0].message,
@@ -317,22 +281,3 @@ def _settle(hits: list[TraceHit], options: Options, *, reduce: bool) -> tuple[Tr
         trace=trace,
     )
     return fault, interrupted
-
-
-def _judge_saved_cases(options: Options) -> SavedCases:
-    """Run the saved traces of the campaign's folder again, those of its allocator."""
-    run, failing, not_run = [], [], []
-    for path in case_files([options.cases] if options.cases is not None and options.cases.is_dir() else []):
-        try:
-            case = load_case(path)
-        except SpecError:
-            case = None
-        if case is None or case.allocator != options.allocator or not isinstance(case.input, Trace):
-            not_run.append(path.name)
-            continue
-        run.append(path.name)
-        saved = {entry.rule for entry in case.found}
-        rules = set(run_trace(case.input, case.allocator).rules)
-        if saved & rules if saved else rules:
-            failing.append(path.name)
-    return SavedCases(tuple(run), tuple(failing), tuple(not_run))

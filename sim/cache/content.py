@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from ...model.errors import SpecError
 from ..registry import allocate, resolve
 from .cache import RunningCache
 from .geometry import CycleGeometry, geometry_of
@@ -83,8 +84,14 @@ def compare_managers(trace: Trace) -> Difference | None:
 
     After every operation both have refused or done it, for one reason, and hold equal content for every beam, layer and
     role. V1's publishing at the end of a request, which V2 leaves to commits, is switched off. Suspend and resume are
-    V2's alone: leave them out.
+    V2's alone: leave them out. So are attention sinks: V1 keeps a window's last blocks and nothing before them; a spec
+    with sinks raises ``SpecError``.
     """
+    for number, layer in enumerate(trace.spec.layers):
+        sinks = getattr(layer, "sink_tokens", 0)
+        if sinks:
+            field = f"spec.layers[{number}].sink_tokens"
+            raise SpecError(field, f"found {sinks}, needs 0 to compare the managers: V1 keeps no sinks")
     first = RunningCache(
         geometry_of(allocate(trace.spec, resolve("trtllm-v1"))), msgspec.structs.replace(V1, stores_on_free=False)
     )

@@ -43,9 +43,10 @@ class WindowMapNotCleared(RunningCache):
     def enter(self, sequence: Sequence) -> None:
         """Enter the windows' new pages in the map, unless the full slot beside has an entry: the old one stays."""
         full = next((cycle for cycle in self.paged if cycle.window is None), None)
-        for cycle in self.paged if full is not None else ():
-            beams = sequence.blocks[full.cycle]  # type: ignore[union-attr]
-            rows = zip(beams, sequence.blocks[cycle.cycle], strict=True)
+        if full is None:
+            return
+        for cycle in self.paged:
+            rows = zip(sequence.blocks[full.cycle], sequence.blocks[cycle.cycle], strict=True)
             for one, other in (pair for full_row, row in rows for pair in zip(full_row, row, strict=True)):
                 if cycle.window is not None and one is not None and other is not None and other not in self.partners():
                     self.partners()[other] = one.slot

@@ -53,7 +53,7 @@ def test_a_fault_is_found_saved_and_reduced(tmp_path) -> None:
 
 def test_the_same_seed_gives_the_same_result_for_any_number_of_workers() -> None:
     options = [
-        Options(allocator="fault:partial-allocation-kept", seed=3, examples=60, workers=workers, reduce=False)
+        Options(allocator="fault:partial-allocation-kept", seed=3, examples=51, workers=workers, reduce=False)
         for workers in (1, 2)
     ]
     one, two = (run_trace_campaign(entry) for entry in options)

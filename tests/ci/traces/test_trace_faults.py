@@ -17,6 +17,7 @@ from kvsan.sim.cache.trace import Operation, Trace
 from kvsan.sim.rules import RULES
 
 TRACE_FAULTS = [fault for fault in FAULTS if fault.kind == "trace"]
+RARE = ("fault:short-chunk-writes-source", "fault:snapshot-is-live-state", "fault:partial-copy-forgets-scales")
 by_name = pytest.mark.parametrize("fault", TRACE_FAULTS, ids=lambda fault: fault.name)
 
 
@@ -72,7 +73,11 @@ def test_minima_are_found_by_enumeration(fault: Fault) -> None:
     assert find_minimum(fault.name, fault.rules, fault.size) == fault.trace
 
 
-@by_name
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=[pytest.mark.slow] if fault.name in RARE else []) for fault in TRACE_FAULTS],
+    ids=lambda fault: fault.name,
+)
 def test_a_seed_finds_every_fault(fault: Fault) -> None:
     found = find_fault(fault, 0, reduce=False, max_traces=400)
     assert found is not None

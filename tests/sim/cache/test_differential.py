@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvsan.model.layers import AttentionLayer
+from kvsan.model.errors import SpecError
+from kvsan.model.layers import AttentionLayer, Layer
 from kvsan.model.spec import CacheSpec
 from kvsan.sim.cache import content
 from kvsan.sim.cache.content import compare_managers, logical_content
@@ -18,6 +20,17 @@ from kvsan.strategies.traces import traces
 FULL = AttentionLayer(kv_heads=2, head_dim=8)
 
 
+def without_sinks(layer: Layer) -> Layer:
+    return msgspec.structs.replace(layer, sink_tokens=0) if isinstance(layer, AttentionLayer) else layer
+
+
+def test_sinks_are_refused_because_one_manager_keeps_none() -> None:
+    """Found by drawing: V1 drops the first tokens, which V2 keeps."""
+    layers = (FULL, AttentionLayer(kv_heads=2, head_dim=8, window=4, sink_tokens=2))
+    with pytest.raises(SpecError, match=r"spec\.layers\[1\]\.sink_tokens: found 2, needs 0"):
+        compare_managers(Trace(spec=CacheSpec(layers=layers, tokens_per_block=1, slots=8), operations=()))
+
+
 def test_the_two_managers_hold_the_same_at_every_step() -> None:
     """With slots enough, so that neither evicts: what is evicted is a manager's own choice."""
     done: Counter[str] = Counter()
@@ -25,7 +38,7 @@ def test_the_two_managers_hold_the_same_at_every_step() -> None:
     @settings(max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(traces("trtllm-v1", max_operations=60))
     def run(trace: Trace) -> None:
-        roomy = msgspec.structs.replace(trace.spec, slots=256)
+        roomy = msgspec.structs.replace(trace.spec, slots=256, layers=tuple(map(without_sinks, trace.spec.layers)))
         operations = tuple(entry for entry in trace.operations if entry.kind in COMMON_KINDS)
         assert compare_managers(Trace(spec=roomy, operations=operations)) is None
         done.update(entry.kind for entry in operations)
