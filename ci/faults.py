@@ -332,7 +332,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         rules=("refcount",),
         cause="a hit is counted as held after eviction made room, which may have taken it",
         source=f"{_VLLM}/pull/10507, {_VLLM}/pull/11565",
-        minimum_json=_trace(_LATENT, "admit 0 1;step 1;complete;commit 0;free 0;admit 0 2"),
+        minimum_json=_trace(_CONVOLUTION % 2, "admit 0 1;step 1;complete;commit 0;admit 1 2", slots=2),
     ),
     Fault(
         name="fault:padding-writes-slot-zero",

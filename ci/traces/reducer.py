@@ -20,6 +20,7 @@ from ...model.spec import CacheSpec
 from ...sim.cache.trace import ARGUMENTS, MAX_ARGUMENT, Operation, Trace, requests_of
 from ..reducer import reduce_spec
 from .grid import SLOTS, grid_operations, grid_specs
+from .rebuild import plausible, short_traces
 from .simplicity import trace_key
 
 MAX_CHECKS = 100_000
@@ -31,10 +32,10 @@ MAX_CHANGED = 10
 """Operations of a trace up to which they are changed as well as dropped and lowered."""
 MAX_DROPPED = 14
 """Operations of a trace up to which several are dropped at once, under another number of slots."""
-
-
 MAX_PAIRED = 5
 """Operations of a trace up to which two are changed to make up for one that is dropped."""
+MAX_REBUILT = 1_000
+"""Short traces that are made of the operations of one that comes to rest."""
 
 
 class TraceReduction(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ class _Search:
         A ``strict`` search passes over candidates with an operation that is sure to be refused: the same without it is
         a candidate as well.
         """
-        if self.strict and not _plausible(operations):
+        if self.strict and not plausible(operations):
             return False
         candidate = Trace(spec=self.trace.spec if spec is None else spec, operations=operations)
         key = trace_key(candidate)
@@ -109,35 +110,6 @@ def reduce_trace(
         while _simplify(search) or _own_spec(search):
             _minimize(search)
     return TraceReduction(search.trace, search.checks + 1)
-
-
-def _plausible(operations: tuple[Operation, ...]) -> bool:
-    """Say whether no operation is sure to be refused, whatever room there is."""
-    live: set[int] = set()
-    suspended: set[int] = set()
-    flight = 0
-    for operation in operations:
-        kind, request = operation.kind, operation.a
-        if kind == "admit":
-            if request in live or operation.b == 0:
-                return False
-            live.add(request)
-        elif kind == "step":
-            flight += 1
-            if flight > 2 or not any(number in live for number in requests_of(request)):
-                return False
-        elif kind == "complete":
-            flight -= 1
-            if flight < 0:
-                return False
-        elif kind not in ("offload", "onload"):
-            if request not in live or (kind != "free" and (kind == "resume") != (request in suspended)):
-                return False
-            if kind in ("suspend", "resume", "free"):
-                (suspended.add if kind == "suspend" else suspended.discard)(request)
-            if kind == "free":
-                live.discard(request)
-    return True
 
 
 def _minimize(search: _Search) -> None:
@@ -184,7 +156,13 @@ def _drop_single(search: _Search) -> bool:
 def _lower(search: _Search) -> bool:
     """Renumber requests and texts, lower single arguments, exchange neighbours; say whether anything helped."""
     operations = search.trace.operations
-    moves = (_merged(operations), _renumbered(operations), _lowered(operations), _exchanged(operations))
+    moves = (
+        _merged(operations),
+        _postponed(operations),
+        _renumbered(operations),
+        _lowered(operations),
+        _exchanged(operations),
+    )
     return any(search.offer(candidate) for candidate in itertools.chain(*moves))
 
 
@@ -202,6 +180,21 @@ def _merged(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]
                 ]
                 longer = _with_argument(prompt, 1, prompt.b + entry.b)
                 yield (*operations[:first], longer, *between, *operations[place + 1 :])
+                break
+
+
+def _postponed(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    """Yield the operations with a request admitted where it was extended first, with the tokens of the extension."""
+    for place, entry in enumerate(operations):
+        if entry.kind != "extend":
+            continue
+        for first in range(place - 1, -1, -1):
+            prompt = operations[first]
+            if prompt.kind == "extend" and prompt.a == entry.a:
+                break
+            if prompt.kind == "admit" and prompt.a == entry.a:
+                later = Operation("admit", entry.a, entry.b, prompt.c)
+                yield (*operations[:first], *operations[first + 1 : place], later, *operations[place + 1 :])
                 break
 
 
@@ -295,7 +288,19 @@ def _simplified(search: _Search) -> bool:
         return True
     if any(search.offer(candidate) for candidate in _replaced(operations)):
         return True
-    return _shorten(search)
+    if any(search.offer(candidate) for candidate in _fused(operations)):
+        return True
+    return _rebuild(search) or _shorten(search)
+
+
+def _rebuild(search: _Search) -> bool:
+    """Try short traces of the operations that are left, the shortest first, with any number of slots; say whether one
+    fails."""
+    operations, spec = search.trace.operations, search.trace.spec
+    alike = [other for other in _alike(spec) if other.tokens_per_block == spec.tokens_per_block]
+    shorter = itertools.chain.from_iterable(short_traces(operations, length) for length in range(1, len(operations)))
+    tried = itertools.islice(shorter, MAX_REBUILT)
+    return any(search.offer(candidate, other) for candidate in tried for other in alike)
 
 
 def _alike(spec: CacheSpec) -> list[CacheSpec]:
@@ -314,6 +319,8 @@ def _drop_and_resize(search: _Search) -> bool:
     """Drop up to three operations under another number of slots or tokens per block; say whether that helped."""
     operations = search.trace.operations
     alike = _alike(search.trace.spec)
+    if any(search.offer(candidate, spec) for candidate in _postponed(operations) for spec in alike):
+        return True
     for count in (0, 1, 2, 3) if len(operations) <= MAX_CHANGED else (0, 1, 2):
         for dropped in itertools.combinations(range(len(operations)), count):
             rest = tuple([entry for place, entry in enumerate(operations) if place not in dropped])
@@ -378,6 +385,13 @@ def _changed(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...
                 if value != values[argument]:
                     other = _with_argument(entry, argument, value)
                     yield (*operations[:place], other, *operations[place + 1 :])
+
+
+def _fused(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    """Yield the operations with two neighbours replaced by one of the grid's."""
+    for place in range(len(operations) - 1):
+        for other in grid_operations():
+            yield (*operations[:place], other, *operations[place + 2 :])
 
 
 def _with_argument(operation: Operation, argument: int, value: int) -> Operation:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvsan.ci.faults import FAULTS, Fault, detects, shows_trace
+from kvsan.ci.faults import FAULTS, Fault, detects, fault_named, shows_trace
+from kvsan.ci.traces.chains import CHAINS
 from kvsan.ci.traces.find import find_fault
 from kvsan.ci.traces.grid import grid_operations, grid_specs, narrow_operations, narrow_specs
 from kvsan.ci.traces.minima import find_minimum
@@ -18,6 +19,15 @@ from kvsan.sim.rules import RULES
 
 TRACE_FAULTS = [fault for fault in FAULTS if fault.kind == "trace"]
 RARE = ("fault:short-chunk-writes-source", "fault:snapshot-is-live-state", "fault:partial-copy-forgets-scales")
+QUICK = (
+    "fault:block-id-is-slot",
+    "fault:key-without-lora",
+    "fault:one-host-table",
+    "fault:padding-writes-slot-zero",
+    "fault:published-before-written",
+    "fault:rewind-leaves-table",
+)
+WITHOUT_CHAIN = ("fault:free-at-output", "fault:window-map-not-cleared", "fault:store-before-compute")
 by_name = pytest.mark.parametrize("fault", TRACE_FAULTS, ids=lambda fault: fault.name)
 
 
@@ -66,11 +76,32 @@ def test_a_short_minimum_is_found_by_enumeration(name) -> None:
     assert find_minimum(fault.name, fault.rules, 1) == fault.trace
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [fault for fault in TRACE_FAULTS if fault.size <= 3], ids=lambda fault: fault.name)
-def test_minima_are_found_by_enumeration(fault: Fault) -> None:
-    """Longer ones take from several minutes to an hour each: ``python -m kvsan.ci.traces.minima``."""
+@pytest.mark.parametrize("name", QUICK)
+def test_minima_of_several_operations_are_found_by_enumeration(name) -> None:
+    """The others take up to ten minutes each: ``python -m kvsan.ci.traces.minima``."""
+    fault = fault_named(name)
     assert find_minimum(fault.name, fault.rules, fault.size) == fault.trace
+
+
+@by_name
+def test_a_minimum_contains_its_chain(fault: Fault) -> None:
+    chain = CHAINS.get(fault.name)
+    if chain is None:
+        assert fault.size == 1 or fault.name in WITHOUT_CHAIN
+        return
+    matched = 0
+    for operation in fault.trace.operations:
+        matched = chain.matched(matched, operation.kind)
+    assert matched == len(chain.kinds)
+    assert len(chain.kinds) >= fault.size - 1
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_chain_leaves_nothing_out_where_everything_can_be_tried(name) -> None:
+    """On the minimum's own spec, up to three operations: what shows the fault without its chain would refute it."""
+    fault = fault_named(name)
+    found = find_minimum(fault.name, fault.rules, min(3, fault.size - 1), specs=(fault.trace.spec,), chained=False)
+    assert found is None
 
 
 @pytest.mark.parametrize(
