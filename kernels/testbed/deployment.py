@@ -31,15 +31,18 @@ _EVERYONE = ("complete", "offload", "onload")
 
 
 class Deployment:
-    """All ranks of ``spec.parallel`` under one allocator. Raises ``Rejected`` where it refuses a rank's spec."""
+    """All ranks of ``spec.parallel`` under one allocator, each with a ``memory`` of that kind.
 
-    def __init__(self, spec: CacheSpec, allocator: str | Allocator) -> None:
+    Raises ``Rejected`` where the allocator refuses a rank's spec.
+    """
+
+    def __init__(self, spec: CacheSpec, allocator: str | Allocator, *, memory: type[PagedMemory] = PagedMemory) -> None:
         if spec.parallel.cp > 1:
             raise SpecError("parallel.cp", f"found {spec.parallel.cp}, the testbed needs 1")
         self.spec = spec
         self._check_states()
         ranks = range(spec.parallel.world_size)
-        self.ranks = [PagedMemory(msgspec.structs.replace(spec, rank=rank), allocator) for rank in ranks]
+        self.ranks = [memory(msgspec.structs.replace(spec, rank=rank), allocator) for rank in ranks]
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -111,16 +111,25 @@ class PagedMemory:
 
         Positions without a page read poison.
         """
+        positions, found = self._found(row, layer, role, position)
+        data = self._shadow.memory[torch.from_numpy(self.planes[layer, role].read[np.maximum(found, 0)])]
+        data[torch.from_numpy(found < 0)] = POISON
+        return positions, data
+
+    def _found(self, row: Row, layer: int, role: str, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (positions, rows of the address table) of what the query at ``position`` can attend to."""
         plane = self.planes[layer, role]
         positions, codes = [], []
         for seat, first, events in (*row.reads[plane.place], (row.seat, row.start, range(row.start, position + 1))):
             places = np.arange(first, first + len(events))
             positions.append(places)
             codes.append(self._codes(plane.cycle, seat, places))
-        found = np.concatenate(codes)
-        data = self._shadow.memory[torch.from_numpy(plane.read[np.maximum(found, 0)])]
-        data[torch.from_numpy(found < 0)] = POISON
-        return np.concatenate(positions), data
+        return np.concatenate(positions), np.concatenate(codes)
+
+    def bytes_as(self, dtype: torch.dtype, width: int) -> torch.Tensor:
+        """Return all bytes as numbers of ``dtype``, of ``width`` bytes; a last shorter piece is left out."""
+        memory = self._shadow.memory
+        return memory[: len(memory) - len(memory) % width].view(dtype)
 
     def put_state(self, row: Row, layer: int, role: str, data: torch.Tensor) -> None:
         """Write a row's new recurrent state to the slot that the table names for it."""

@@ -6,6 +6,7 @@ Results are compared with ``==``: tokens, and logits to the last bit.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from typing import Any, Final
 
 import msgspec
@@ -256,6 +257,23 @@ def test_drafts_are_accepted_as_over_a_contiguous_cache(mode, allocator, tokens)
     assert got.tokens == greedy(model, ContiguousStore(spec), {0: prompt(0, tokens)}, 11)[0].tokens
     assert 0 < sum(got.accepted) < 2 * len(got.accepted), "some are right, and some are not"
     assert deployment.findings == ()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8"])
+def test_kernels_move_the_same_bytes(host, kv_format) -> None:
+    """Append and fetch kernels in place of indexing, beams of divergent parents included."""
+    from kvsan.kernels.testbed.triton_paged import TritonMemory
+
+    spec = spec_of(GDN, FULL, kv_format=kv_format)
+    deployment = Deployment(spec, "trtllm-v2", memory=TritonMemory)
+    got = beam_search(HybridModel(spec), deployment, prompt(0, 6), 3)
+    assert got == beam_search(HybridModel(spec), ContiguousStore(spec), prompt(0, 6), 3)
+    assert got.divergent
+    memory = deployment.ranks[0]
+    assert isinstance(memory, TritonMemory)
+    assert memory.launches == 4 * (6 + 2 * 4), "K and V of every token, written and read"
 
 
 FAULTS: Final = (
