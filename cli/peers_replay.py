@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ..model.errors import SpecError, require_choice
+from ..model.errors import SpecError, require_choice, require_int
 from ..sim.finding import Finding
 from ..sim.transfer.method import Method
-from .deployment import read_whole
-from .replay_run import read_bytes
+from .deployment import read_size, read_whole
 
 if TYPE_CHECKING:
     from .peers_run import JudgedPair
@@ -60,7 +59,8 @@ def read_replay(words: Mapping[str, Any]) -> ReplayOptions | None:
     seconds = 120 if words["timeout"] is None else read_whole("--timeout", words["timeout"])
     if not 1 <= seconds <= 86_400:
         raise SpecError("--timeout", f"found {seconds}, needs a whole number from 1 to 86400")
-    max_bytes = read_bytes("--max-memory", words["max_memory"] or "256MiB")
+    max_bytes = read_size("--max-memory", words["max_memory"] or "256MiB")
+    require_int("--max-memory", max_bytes, 1, 1 << 50)
     return ReplayOptions(device, bool(words["processes"]), max_bytes, seconds)
 
 
