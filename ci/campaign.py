@@ -340,7 +340,7 @@ class Chunk:
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         )
-        @given(specs_for(self._options.allocator, family=_family(self._options), plain=self._options.plain))
+        @given(specs_for(self._drawn_as(), family=_family(self._options), plain=self._options.plain))
         def judge_one(spec: CacheSpec) -> None:
             if self._ended():
                 raise _Stop  # Hypothesis runs the last example once more before it ends
@@ -361,6 +361,10 @@ class Chunk:
             self._chunk, self._examples, self._refused, self._known, self._hits, self._rows, self._classes
         )
 
+    def _drawn_as(self) -> str:
+        """Return the allocator whose specs are drawn: an installed engine says which model is its own."""
+        return str(getattr(self._allocator, "drawn_as", self._options.allocator))
+
     def _ended(self) -> bool:
         return self._error is not None or self._options.stop_rule in self._hits or self._stopped()
 
@@ -369,6 +373,9 @@ class Chunk:
         try:
             faults, known, refused = faults_outside_limits(spec, self._allocator, self._limits)
         except Exception as error:  # no layout, or one that the rules choke on
+            if isinstance(error, SpecError) and error.field == "engine":  # it cannot be started: no spec is to blame
+                self._error = error
+                raise _Stop from None
             self._error = self._no_layout(spec, error)
             raise _Stop from None
         self._examples += 1

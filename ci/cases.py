@@ -24,7 +24,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -32,9 +32,13 @@ from ..model.errors import SpecError, shown, shown_path, without_byte_order_mark
 from ..model.spec import CacheSpec, one_line
 from ..sim.cache.trace import Trace
 from ..sim.rules import RULES
+from ..sim.transfer.pair import Pair
 
 CASE_VERSION: Final = 1
 MAX_CASE_BYTES: Final = 16 << 20
+
+CaseInput: TypeAlias = CacheSpec | Trace | Pair
+"""What a case can be about: a spec, a trace of a running cache, or a pair of deployments."""
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 _MIGRATIONS: Final[dict[int, Migration]] = {}
@@ -49,11 +53,14 @@ class FoundRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kvsan", tag="case"):
-    """An input with the allocator that fails on it and what was found; ``input`` is a spec, or a trace."""
+    """An input with the allocator that fails on it and what was found; ``input`` is a spec, a trace, or a pair.
+
+    With a pair ``allocator`` is one that lays out both sides, ``fault:NAME`` of a faulty transfer, or ``transfer``.
+    """
 
     version: int = CASE_VERSION
     allocator: str
-    input: CacheSpec | Trace
+    input: CaseInput
     found: tuple[FoundRule, ...] = ()
 
     @property
@@ -72,7 +79,7 @@ _DECODER: Final = msgspec.json.Decoder(Case)
 _INPUT_DECODER: Final = msgspec.json.Decoder(CacheSpec | Trace)
 
 
-def encode_input(value: CacheSpec | Trace) -> bytes:
+def encode_input(value: CaseInput) -> bytes:
     """Return the canonical JSON text of a case's input."""
     return msgspec.json.encode(value, order="sorted")
 
@@ -88,7 +95,8 @@ def decode_input(text: bytes) -> CacheSpec | Trace:
 def spec_of(case: Case) -> CacheSpec:
     """Return the spec that a case is about; raise ``SpecError`` for a case of another kind."""
     if not isinstance(case.input, CacheSpec):
-        raise SpecError("input", "found a trace of a running cache, needs the case of a spec")
+        what = "a trace of a running cache" if isinstance(case.input, Trace) else "a pair of deployments"
+        raise SpecError("input", f"found {what}, needs the case of a spec")
     return case.input
 
 

@@ -31,9 +31,11 @@ from ..sim.finding import Finding, Where
 from ..sim.limits import limits_of
 from ..sim.registry import resolve
 from ..sim.spec_words import describe_spec
+from ..sim.transfer.pair import Pair
+from ..sim.transfer.words import describe_pair
 from ..sim.verdict import judge
 from .campaign import ChunkResult, Options, merge_hits, run_chunk
-from .cases import Case, case_allocator, case_files, load_case, spec_of
+from .cases import Case, case_allocator, case_files, load_case
 from .determinism import CHUNK_EXAMPLES, chunk_sizes
 from .profiles import Profile, profile_named
 from .reduction import Fault, Reduction
@@ -202,7 +204,12 @@ class CaseItem(pytest.Item):
             if self._case is None:
                 raise SpecError("", self._error)
             self._allocator = _permitted(self._case, self._given)
-            _load(self._allocator)
+            if isinstance(self._case.input, Pair):
+                from .transfer_judging import require_transfer
+
+                require_transfer(self._allocator)
+            else:
+                _load(self._allocator)
 
     def runtest(self) -> None:
         """Judge the case again."""
@@ -215,7 +222,7 @@ class CaseItem(pytest.Item):
             again = f"kvsan check {os.path.relpath(self._path)}"
             if _is_own(self._allocator):
                 again += f" --allocator {self._allocator}"
-            lines = [*described(faults), f"spec: {spelled(spec_of(case))}", f"run again: {printable(again)}"]
+            lines = [*described(faults), spelled_input(case), f"run again: {printable(again)}"]
             raise pytest.fail.Exception("\n".join(lines), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
@@ -254,6 +261,11 @@ def faults_of_case(case: Case, allocator: str) -> list[Finding]:
 
         judged = judge_trace(case.input, allocator)
         return [fault for fault in judged.faults if fault.rule in saved or fault.rule not in judged.excused]
+    if isinstance(case.input, Pair):
+        from .transfer_judging import judge_transfer
+
+        moved = judge_transfer(case.input, allocator)
+        return [fault for fault in moved.faults if fault.rule in saved or fault.rule not in moved.excused]
     faults = judge(case.input, allocator).faults
     excused = {rule for limit in limits_of(allocator) if limit.matches(case.input) for rule in limit.rules}
     return [fault for fault in faults if fault.rule in saved or fault.rule not in excused]
@@ -365,6 +377,16 @@ def _place(where: Where) -> str:
         "" if where.first_byte is None else f"bytes {where.first_byte} to {where.last_byte}",
     ]
     return " ".join(filter(None, words)) or f"{where.manager} manager"
+
+
+def spelled_input(case: Case) -> str:
+    """Return what a case is about on one line: its kind, and the spec, the trace's spec or the pair."""
+    value = case.input
+    if isinstance(value, Pair):
+        return f"pair: {printable(shortened('; '.join(describe_pair(value)), MAX_SHOWN_CHARACTERS))}"
+    if isinstance(value, Trace):
+        return f"trace of {len(value.operations)} operations, spec: {spelled(value.spec)}"
+    return f"spec: {spelled(value)}"
 
 
 def spelled(spec: CacheSpec) -> str:

@@ -8,7 +8,7 @@ NHD on both sides, under every two of tp1, tp2, tp4 and pp2; with one token per 
 on the destination alone.
 
 A pair is simpler than another when it has fewer layers and buffers on both sides together, then when its source is
-simpler (``simplicity``), then its destination.
+simpler (``simplicity``), then its destination, then the lower attention-DP ranks and no allocators of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def pair_size(pair: Pair) -> int:
 
 def pair_key(pair: Pair) -> tuple[object, ...]:
     """Return the place of ``pair`` in the order of simplicity."""
-    return pair_size(pair), simplicity_key(pair.source), simplicity_key(pair.destination)
+    own = pair.source_dp, pair.destination_dp, pair.source_allocator or "", pair.destination_allocator or ""
+    return pair_size(pair), simplicity_key(pair.source), simplicity_key(pair.destination), own
 
 
 def grid_pairs(max_layers: int = 3) -> list[Pair]:

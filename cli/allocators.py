@@ -6,6 +6,7 @@ from .options import Json
 
 _KINDS = {
     "engine": "Allocators of inference engines",
+    "installed": "Engines themselves, where they are installed (docs/engines.md)",
     "fault": "Faults, broken on purpose",
     "cache-fault": "Faults of running caches, for fuzz --traces",
     "plugin": "Plugins of other packages",

@@ -56,8 +56,9 @@ def _bench_check(config: Path, json: bool) -> int:
 def _bench_fuzz(seeds: int, fault: str | None, json: bool) -> int:
     from ..ci.bench.fuzzing import bench_fuzz
     from ..ci.faults import fault_named
+    from ..sim.transfer.names import is_faulty_transfer
 
-    if fault is not None:
+    if fault is not None and not is_faulty_transfer(fault):
         try:
             fault_named(fault)
         except SpecError as error:

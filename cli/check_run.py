@@ -15,6 +15,7 @@ from ..ci.cases import spec_of
 from ..model.errors import SpecError
 from ..model.spec import CacheSpec, encode_spec
 from ..sim.cache.trace import Trace
+from ..sim.transfer.pair import Pair
 from .allocator_choice import choose_allocator, import_from_here
 from .deployment import Given, deploy_model, read_deployment, read_model
 from .document import document_of
@@ -39,6 +40,11 @@ def check_one_rank(config: str, given: Given, allocator_name: str | None, json: 
     saved = read_saved_case(config, allocator_name)
     if saved is not None and isinstance(saved.case.input, Trace):
         return _check_trace(saved, saved.case.input, given, json)
+    if saved is not None and isinstance(saved.case.input, Pair):
+        from .pair_case import check_pair_case
+
+        _refuse_options(given, "a pair, which has its specs with it")
+        return check_pair_case(saved, saved.case.input, json)
     with stdout_kept():  # an allocator of somebody's own may print
         deployment = read_deployment(given)
         model = read_model(config) if saved is None else spec_of(saved.case)
@@ -65,11 +71,16 @@ def _check_trace(saved: SavedCase, trace: Trace, given: Given, json: bool) -> in
     """Run the case of a trace, which says itself what it runs on."""
     from .trace_case import check_trace_case
 
-    extra = next((option for option, value in given.items() if value not in (None, False)), None)
-    if extra is not None:
-        raise SpecError(extra, "the case is a trace, which has its spec with it: leave the option out")
+    _refuse_options(given, "a trace, which has its spec with it")
     import_from_here()
     return check_trace_case(saved, trace, json)
+
+
+def _refuse_options(given: Given, what: str) -> None:
+    """Raise ``SpecError`` for the first option that changes a spec, given with a case that is ``what``."""
+    extra = next((option for option, value in given.items() if value not in (None, False)), None)
+    if extra is not None:
+        raise SpecError(extra, f"the case is {what}: leave the option out")
 
 
 def check_all_ranks(config: str, given: Given, allocator_name: str | None, json: bool) -> int:

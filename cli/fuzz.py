@@ -1,4 +1,4 @@
-"""``kvsan fuzz``: draw specs (or traces) until an allocator breaks a rule, and save the smallest case of each."""
+"""``kvsan fuzz``: draw specs (or traces, or pairs) until an allocator breaks a rule, and save the smallest case."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ def fuzz(
     traces: Annotated[
         bool, typer.Option("--traces", help="Drive a running cache over small layouts, in place of drawing specs.")
     ] = False,
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Move a cache between two deployments of one model; NAME may be transfer."),
+    ] = False,
+    refusals: Annotated[
+        str | None,
+        typer.Option("--refusals", metavar="WORDS", help="--peers: a refused pair is a fault if the reason says this."),
+    ] = None,
     max_examples: Annotated[
         str | None,
-        typer.Option("--max-examples", metavar="N", help="Specs or traces to draw at most.", rich_help_panel=_BUDGET),
+        typer.Option("--max-examples", metavar="N", help="Specs, traces or pairs at most.", rich_help_panel=_BUDGET),
     ] = None,
     time: Annotated[
         str | None,
@@ -67,4 +75,6 @@ def fuzz(
         "--seed": seed,
         "--family": family,
     }
-    return fuzz_allocator(allocator, given, cases, require_coverage, json, traces=traces)
+    return fuzz_allocator(
+        allocator, given, cases, require_coverage, json, traces=traces, peers=peers, refusals=refusals
+    )

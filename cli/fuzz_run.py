@@ -14,6 +14,7 @@ from ..model.arithmetic import div_up
 from ..model.errors import SpecError, shown
 from ..sim.cache.faulty import faulty_entry
 from ..sim.registry import is_foreign
+from ..sim.transfer.names import is_faulty_transfer
 from ..strategies.families import family_named
 from .allocator_choice import import_from_here
 from .output import print_report, stdout_kept, terminal, write_json
@@ -21,6 +22,7 @@ from .status import CLEAN, INTERRUPTED, WRONG
 
 if TYPE_CHECKING:
     from ..ci.traces.campaign import TraceResult
+    from ..ci.transfer_campaign import PairCampaign
 
 _OPTION_OF_FIELD: Final = {name: f"--{name}" for name in ("allocator", "cases", "family", "profile", "workers")}
 
@@ -33,26 +35,31 @@ def fuzz_allocator(
     json: bool,
     *,
     traces: bool = False,
+    peers: bool = False,
+    refusals: str | None = None,
 ) -> int:
-    """Run the campaign and report it; return the exit status."""
+    """Run the campaign and report it; return the exit status. ``refusals`` are words, given with ``peers`` alone."""
+    if traces and peers:
+        raise SpecError("--peers", "found together with --traces, needs one of them")
+    if traces and given["--family"] is not None:
+        raise SpecError("--family", "traces are drawn on small specs of their own: leave it out")
+    if refusals is not None and (not peers or not refusals):
+        raise SpecError("--refusals", "needs words" if peers else "found without --peers, needs it")
     import_from_here()
     with stdout_kept():
         try:
-            options = read_options(allocator, given, cases, traces=traces)
+            options = read_options(allocator, given, cases, cost=10 if traces else 4 if peers else 1)
             with _live() as show:
-                result = _run(options, show, traces)
+                result = _run_pairs(options, show, refusals or "") if peers else _run(options, show, traces)
         except SpecError as error:
             raise SpecError(_OPTION_OF_FIELD.get(error.field, error.field), error.problem) from None
     if json:
         write_json(result_document(result))
     else:
-        from .report_fuzz import report_campaign, report_trace_campaign
+        from .report_fuzz import report_result
 
         console = terminal()
-        if isinstance(result, Result):
-            report_campaign(console, result, options)
-        else:
-            report_trace_campaign(console, result, options)
+        report_result(console, result, options)
         print_report(console)
     if result.interrupted:
         return INTERRUPTED
@@ -68,23 +75,29 @@ def _run(options: Options, show: Callable[[Progress], None], traces: bool) -> Re
         return run_trace_campaign(options, show)
     if faulty_entry(options.allocator) is not None:
         raise SpecError("allocator", f"{options.allocator} is a fault of running caches: add --traces")
+    if is_faulty_transfer(options.allocator):
+        raise SpecError("allocator", f"{options.allocator} is a fault of transfers: add --peers")
     return run_campaign(options, show)
 
 
-def read_options(allocator: str, given: Mapping[str, str | None], cases: str, *, traces: bool = False) -> Options:
+def _run_pairs(options: Options, show: Callable[[Progress], None], refusals: str) -> PairCampaign:
+    from ..ci.transfer_campaign import run_pair_campaign
+
+    return run_pair_campaign(options, show, refusals=refusals)
+
+
+def read_options(allocator: str, given: Mapping[str, str | None], cases: str, *, cost: int = 1) -> Options:
     """Return the campaign that the options ask for; what is given outright goes before the profile.
 
-    A trace counts as ten examples of a profile.
+    A trace or a pair counts as ``cost`` examples of a profile.
     """
     profile = profile_named("dev" if given["--profile"] is None else given["--profile"])
-    if traces and given["--family"] is not None:
-        raise SpecError("--family", "traces are drawn on small specs of their own: leave it out")
     examples = _whole(given, "--max-examples", 1, 10_000_000)
     seconds = _whole(given, "--time", 1, 7 * 24 * 3600)
     if examples is None and seconds is None:
         examples, seconds = profile.examples, profile.seconds
-        if traces and examples is not None:
-            examples = div_up(examples, 10)
+        if examples is not None:
+            examples = div_up(examples, cost)
     if not cases:
         raise SpecError("--cases", "found an empty path, needs a folder")
     return Options(
@@ -110,9 +123,10 @@ def _whole(given: Mapping[str, str | None], option: str, low: int, high: int) ->
     return int(digits)
 
 
-def result_document(result: Result | TraceResult) -> dict[str, object]:
+def result_document(result: Result | TraceResult | PairCampaign) -> dict[str, object]:
     """Return the JSON document of a campaign; ``operations`` are counted where it was one of traces."""
-    operations = {} if isinstance(result, Result) else {"operations": result.operations}
+    count = getattr(result, "operations", None)
+    operations = {} if count is None else {"operations": count}
     return {
         "allocator": result.allocator,
         "seed": result.seed,

@@ -15,10 +15,16 @@ from .peers_options import (
     KvDtypes,
     Layouts,
     Matrix,
+    MaxMemory,
     Other,
+    Processes,
+    Replay,
+    ReplayDevice,
+    Save,
     Src,
     SrcDp,
     SrcPartition,
+    Timeout,
     Transfer,
 )
 
@@ -44,6 +50,12 @@ def peers(
     kv_layout: KvLayout = None,
     allocator: AllocatorName = None,
     transfer: Transfer = None,
+    save: Save = None,
+    replay: Replay = False,
+    device: ReplayDevice = None,
+    processes: Processes = False,
+    max_memory: MaxMemory = None,
+    timeout: Timeout = None,
     matrix: Matrix = False,
     layouts: Layouts = None,
     kv_dtypes: KvDtypes = None,
@@ -52,7 +64,7 @@ def peers(
     """Say whether a cache can move from one deployment to another, and prove that every byte arrives once.
 
     Without --matrix, --src and --dst name the two parallel layouts; all other options hold for both sides where the
-    destination's own is not given.
+    destination's own is not given. CONFIG may be the saved case of a pair, which has all of that with it.
     """
     words = dict(locals())  # the options by name, as they were given
     from .peers_run import run_matrix, run_pair

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from ..ci.cases import Case, FoundRule, add_case, require_folder
+from ..ci.transfer_judging import judge_transfer
 from ..model.architecture import Architecture
-from ..model.errors import SpecError
+from ..model.errors import SpecError, shown
 from ..model.formats import KV_FORMATS
 from ..model.spec import CacheSpec
+from ..sim.registry import default_allocator, is_shipped
 from ..sim.transfer.method import Method
 from ..sim.transfer.pair import Pair, PairVerdict, judge_pair
 from ..sim.transfer.planning import SOUND, bytes_moved
@@ -20,7 +24,11 @@ from .deployment import deploy_model, read_deployment, read_format, read_list, r
 from .examination import NamedAllocator
 from .output import print_report, stdout_kept, terminal, watched, write_json
 from .peers_document import document_of
+from .peers_replay import OPTIONS as REPLAY_OPTIONS
+from .peers_replay import ReplayedPair, read_replay, replay_pair
+from .saved_case import SavedCase, read_saved_case
 from .status import CLEAN, WRONG
+from .wording import printable_path
 
 Options: TypeAlias = Mapping[str, str | None]
 
@@ -71,27 +79,82 @@ def run_pair(config: str, other: str | None, words: Mapping[str, Any], json: boo
     for name in ("layouts", "kv_dtypes"):
         if words[name] is not None:
             raise SpecError(_option(name), "found without --matrix, needs it")
-    method = read_method(words["transfer"])
+    saved = read_saved_case(config, words["allocator"])
+    if saved is not None and isinstance(saved.case.input, Pair):
+        return _run_saved(saved, saved.case.input, other, words, json)
+    method, replay = read_method(words["transfer"]), read_replay(words)
     common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
+    if words["save"] is not None:
+        require_folder(Path(words["save"]), "--save")
     with stdout_kept():  # an allocator of somebody's own may print
         model = read_model(config)
         one = read_side(model, config, "--src", common, source)
         theirs = model if other is None else read_model(other)
         two = read_side(theirs, other or config, "--dst", common, destination)
         judged = judge_sides(one, two, method)
+        kept = None if words["save"] is None else save_pair(judged, method, Path(words["save"]))
+        moved = None if replay is None else replay_pair(judged, method, replay)
     if json:
-        write_json(document_of(judged))
+        more: dict[str, Any] = {} if kept is None else {"case": str(kept)}
+        write_json(document_of(judged) | more | ({} if replay is None else {"replay": moved}))
     else:
         from .report_peers import report_pair
 
         console = terminal()
-        report_pair(console, judged)
+        report_pair(console, judged, moved)
+        if kept is not None:
+            console.print(f"\nSaved as {printable_path(kept)}", markup=False, soft_wrap=True)
         print_report(console)
-    return CLEAN if judged.verdict.status == "clean" else WRONG
+    return exit_status(judged, moved)
+
+
+def exit_status(judged: JudgedPair, moved: ReplayedPair | None) -> int:
+    """Return 0 where the pair is clean and memory agrees with the simulator, 1 otherwise."""
+    return WRONG if judged.verdict.status != "clean" or (moved is not None and moved.findings) else CLEAN
+
+
+def _run_saved(saved: SavedCase, pair: Pair, other: str | None, words: Mapping[str, Any], json: bool) -> int:
+    """Run ``peers`` for the saved case of a pair, which has both sides with it."""
+    from .pair_case import check_pair_case
+
+    meant = {"config", "allocator", "json", *REPLAY_OPTIONS}
+    extra = [_option(name) for name, value in words.items() if value not in (None, False) and name not in meant]
+    if extra:
+        what = "OTHER" if other is not None else extra[0]
+        raise SpecError(what, "the case is a pair, which has its specs with it: leave it out")
+    return check_pair_case(saved, pair, json, read_replay(words))
+
+
+def save_pair(judged: JudgedPair, method: Method, folder: Path) -> Path | None:
+    """Save a pair that is not clean as a case, and return its path; raise ``SpecError`` for somebody's own allocator.
+
+    The case names the faulty transfer, or else the source's allocator; what differs from that is named in the pair.
+    """
+    source, destination = judged.source, judged.destination
+    for side in (source, destination):
+        if not is_shipped(side.allocator.name):
+            problem = f"found {shown(side.allocator.name)}, a case of a pair names shipped allocators alone"
+            raise SpecError("--save", problem)
+    name = source.allocator.name if method is SOUND else method.name
+    defaults = [default_allocator(side.spec) if method is not SOUND else name for side in (source, destination)]
+    own = [
+        None if side.allocator.name == default else side.allocator.name
+        for side, default in zip((source, destination), defaults, strict=True)
+    ]
+    pair = msgspec.structs.replace(pair_of(source, destination), source_allocator=own[0], destination_allocator=own[1])
+    faults = judge_transfer(pair, name).faults
+    if not faults:
+        return None
+    first = {fault.rule: fault.message for fault in reversed(faults)}
+    found = tuple([FoundRule(rule=rule, message=message) for rule, message in sorted(first.items())])
+    return add_case(Case(allocator=name, input=pair, found=found), folder)
 
 
 def run_matrix(config: str, other: str | None, words: Mapping[str, Any], json: bool) -> int:
     """Run ``peers --matrix``; return the exit status. ``words`` are the options by name."""
+    extra = next((name for name in ("save", *REPLAY_OPTIONS) if words[name] not in (None, False)), None)
+    if extra is not None:
+        raise SpecError(_option(extra), "found together with --matrix, needs a single pair")
     common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
     given = [name for side, option in ((source, "--src"), (destination, "--dst")) for name in _named(side, option)]
     if given or other is not None or common["--kv-dtype"] is not None:
@@ -187,9 +250,14 @@ def _renamed(error: SpecError, side: str, own: Options) -> SpecError:
     return error
 
 
+def pair_of(source: Side, destination: Side) -> Pair:
+    """Return the two sides as a pair."""
+    return Pair(source=source.spec, destination=destination.spec, source_dp=source.dp, destination_dp=destination.dp)
+
+
 def judge_sides(source: Side, destination: Side, method: Method) -> JudgedPair:
     """Return the two sides with their verdict."""
-    pair = Pair(source=source.spec, destination=destination.spec, source_dp=source.dp, destination_dp=destination.dp)
+    pair = pair_of(source, destination)
     chosen = [
         side.allocator.name if side.allocator.by_stage else side.allocator.function for side in (source, destination)
     ]

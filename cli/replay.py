@@ -21,6 +21,16 @@ from .options import (
 
 _REPLAY = "Replay"
 
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        "--kernels",
+        metavar="KIND",
+        help="Also run reference kernels: all, attention, skip-softmax, sparse, state or quantize.",
+        rich_help_panel=_REPLAY,
+    ),
+]
+
 
 def replay(
     cases: Annotated[
@@ -52,6 +62,7 @@ def replay(
             "--static/--no-static", help="Compare with the verdict of the static rules.", rich_help_panel=_REPLAY
         ),
     ] = True,
+    kernels: Kernels = None,
     sanitizer: Annotated[
         bool, typer.Option("--sanitizer", help="cuda: run under compute-sanitizer.", rich_help_panel=_REPLAY)
     ] = False,
@@ -85,5 +96,6 @@ def replay(
         "--state-slots": state_slots,
         "--kv-layout": kv_layout,
     }
-    options = {"--device": device, "--workers": workers, "--max-memory": max_memory, "--timeout": timeout}
+    options = {"--device": device, "--workers": workers, "--max-memory": max_memory, "--kernels": kernels}
+    options["--timeout"] = timeout
     return replay_cases(cases, options, given, allocator, static=static, sanitizer=sanitizer, json=json)

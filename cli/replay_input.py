@@ -22,6 +22,7 @@ from ..sim.cache.names import layout_allocator
 from ..sim.cache.trace import Trace
 from ..sim.registry import ALLOCATORS, resolve
 from ..sim.rejection import Rejected
+from ..sim.transfer.pair import Pair
 from .allocator_choice import AUTO, choose_allocator, import_from_here
 from .deployment import Given, deploy_model, read_deployment, read_model
 from .examination import laid_out
@@ -118,6 +119,8 @@ def _read(source: Source, deployment: Deployment, given: Given, allocator: str |
     """Return one case, ready to be replayed; raise ``SpecError`` for what cannot be."""
     saved = read_saved_case(source.path, allocator)
     model = read_model(source.path) if saved is None else saved.case.input
+    if isinstance(model, Pair):
+        raise SpecError(shown_path(source.path), "the case of a pair of deployments, use: kvsan peers CASE --replay")
     if isinstance(model, Trace):
         name = "" if saved is None else saved.allocator
         return Prepared(source, name, _trace_job(model, name))

@@ -13,6 +13,7 @@ import msgspec
 
 from ..ci.replay.messages import Outcome
 from ..ci.replay.supervisor import BATCH_CASES, Item, ReplayOptions, Supervisor
+from ..kernels.results.choice import KERNELS
 from ..model.arithmetic import div_up
 from ..model.errors import SpecError, require_choice, require_int
 from .deployment import Given, read_size, read_whole
@@ -108,12 +109,16 @@ def read_options(given: Mapping[str, str | None], cases: int, *, static: bool, s
     workers = require_int("--workers", read_whole("--workers", given["--workers"] or ""), 1, MAX_WORKERS)
     memory = given["--max-memory"]
     max_bytes = DEFAULT_MAX_BYTES if memory is None else read_size("--max-memory", memory)
+    kernels = given["--kernels"]
+    if kernels is not None:
+        require_choice("--kernels", kernels, ("all", *KERNELS))
     seconds = require_int("--timeout", read_whole("--timeout", given["--timeout"] or ""), 1, 7 * 24 * 3600)
     return ReplayOptions(
         device=device,
         workers=workers,
         max_bytes=require_int("--max-memory", max_bytes, 1, 1 << 50),
         static=static,
+        kernels=kernels,
         batch_cases=max(1, min(BATCH_CASES[device], div_up(cases, workers))),
         case_seconds=seconds,
         wrapper=_sanitizer(device) if sanitizer else (),

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..ci.campaign import Options, Result
 from ..sim.spec_words import describe_spec
+from ..sim.transfer.words import describe_pair
 from .trace_words import describe_trace
 from .wording import printable_line, printable_path
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..ci.traces.campaign import TraceFault, TraceResult
+    from ..ci.transfer_campaign import PairCampaign, PairFault
+
+    AnyResult: TypeAlias = Result | TraceResult | PairCampaign
+
+
+def report_result(console: Console, result: AnyResult, options: Options) -> None:
+    """Print what a campaign of any kind found."""
+    if isinstance(result, Result):
+        report_campaign(console, result, options)
+        return
     from ..ci.traces.campaign import TraceResult
+
+    if isinstance(result, TraceResult):
+        report_trace_campaign(console, result, options)
+    else:
+        report_pair_campaign(console, result, options)
 
 
 def report_campaign(console: Console, result: Result, options: Options) -> None:
@@ -67,9 +84,6 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
 
 def report_trace_campaign(console: Console, result: TraceResult, options: Options) -> None:
     """Print what a campaign of traces found: a line of totals, a paragraph per rule, and what never came about."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     rate = result.operations / max(result.seconds, 1e-9)
     console.print(
         f"{result.allocator}: {result.examples:,} traces, {result.operations:,} operations in {result.seconds:.1f} s "
@@ -77,27 +91,12 @@ def report_trace_campaign(console: Console, result: TraceResult, options: Option
         "limits hit",
         markup=False,
     )
-    if result.interrupted:
-        console.print("interrupted: cases found so far are saved, not all of them reduced", style="yellow")
     for fault in result.faults:
-        console.print()
-        console.print(f"✗ {fault.rule}", style="bold red", end="")
         found = f"trace {fault.examples_to_find:,}, operation {fault.operations_to_find:,}"
-        console.print(f" ({found}, size {fault.size})", markup=False)
-        console.print(Padding(Text(fault.message), (0, 0, 0, 2)))
-        console.print("  smallest trace:", markup=False)
-        for line in describe_trace(fault.trace):
-            console.print(f"    {line}", markup=False)
-        if fault.case is not None:
-            console.print(f"  saved as {fault.case}", markup=False, soft_wrap=True)
-    coverage = result.coverage
-    if coverage.cases_failing:
-        console.print(f"✗ saved cases that still fail: {', '.join(coverage.cases_failing)}", style="bold red")
-    if result.nothing_checked:
-        console.print(f"! nothing was checked: all {result.examples:,} specs were refused", style="bold yellow")
-    elif not result.faults:
-        console.print("✓ no rule is broken outside known limits", style="green")
+        _print_fault(console, fault, found, "smallest trace", describe_trace(fault.trace))
+    _print_end(console, result, "specs")
     console.print()
+    coverage = result.coverage
     done, refused = sum(coverage.done.values()), sum(coverage.refused.values())
     console.print(
         f"Coverage: {done:,} operations done and {refused:,} refused, {coverage.pairs_seen} of {coverage.pairs_total} "
@@ -111,7 +110,63 @@ def report_trace_campaign(console: Console, result: TraceResult, options: Option
     _say_what_next(console, result, options)
 
 
-def _say_what_next(console: Console, result: Result | TraceResult, options: Options) -> None:
+def report_pair_campaign(console: Console, result: PairCampaign, options: Options) -> None:
+    """Print what a campaign of pairs found: a line of totals, a paragraph per rule, and what never came about."""
+    rate = result.examples / max(result.seconds, 1e-9)
+    coverage = result.coverage
+    verdicts = ", ".join(f"{count:,} {status}" for status, count in coverage.verdicts.items())
+    console.print(
+        f"{result.allocator}: {result.examples:,} pairs in {result.seconds:.1f} s ({rate:,.0f} per second), seed "
+        f"{result.seed}: {verdicts or 'none'}; {result.known:,} known limits hit",
+        markup=False,
+    )
+    for fault in result.faults:
+        found = f"pair {fault.examples_to_find:,}"
+        _print_fault(console, fault, found, "smallest pair", describe_pair(fault.pair))
+    _print_end(console, result, "pairs")
+    console.print()
+    reasons = sum(coverage.reasons.values())
+    console.print(
+        f"Coverage: {len(coverage.reasons)} reasons of {reasons:,} refusals, "
+        f"{sum(map(bool, coverage.classes.values()))} of {len(coverage.classes)} situations",
+        markup=False,
+    )
+    if coverage.classes_never:
+        console.print(f"  situations never met: {', '.join(coverage.classes_never)}", markup=False)
+    _say_what_next(console, result, options)
+
+
+def _print_fault(console: Console, fault: TraceFault | PairFault, found: str, what: str, lines: list[str]) -> None:
+    """Print one rule that a campaign of traces or of pairs saw broken."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print()
+    console.print(f"✗ {fault.rule}", style="bold red", end="")
+    console.print(f" ({found}, size {fault.size})", markup=False)
+    console.print(Padding(Text(printable_line(fault.message)), (0, 0, 0, 2)))
+    console.print(f"  {what}:", markup=False)
+    for line in lines:
+        console.print(f"    {line}", markup=False)
+    if fault.case is not None:
+        console.print(f"  saved as {printable_path(fault.case)}", markup=False, soft_wrap=True)
+
+
+def _print_end(console: Console, result: TraceResult | PairCampaign, refused: str) -> None:
+    """Print how a campaign of traces or of pairs ended; ``refused`` names what can be refused as a whole."""
+    if result.interrupted:
+        console.print("interrupted: cases found so far are saved, not all of them reduced", style="yellow")
+    if result.coverage.cases_failing:
+        failing = printable_path(", ".join(result.coverage.cases_failing))
+        console.print(f"✗ saved cases that still fail: {failing}", style="bold red", markup=False)
+    if result.nothing_checked:
+        text = f"! nothing was checked: all {result.examples:,} {refused} were refused"
+        console.print(text, style="bold yellow")
+    elif not result.faults:
+        console.print("✓ no rule is broken outside known limits", style="green")
+
+
+def _say_what_next(console: Console, result: AnyResult, options: Options) -> None:
     if result.faults and options.cases is not None:
         foreign = ":" in result.allocator and not result.allocator.startswith("fault:")
         name = f" --allocator {result.allocator}" if foreign else ""

@@ -16,6 +16,7 @@ from ..sim.limits import faults_outside_limits, limits_of
 from ..sim.registry import resolve
 from ..sim.rules import RULES
 from ..sim.spec_words import describe_spec
+from ..sim.transfer.pair import Pair
 from ..sim.verdict import judge
 from .allocator_choice import import_from_here
 from .output import print_report, stdout_kept, terminal, write_json
@@ -36,6 +37,10 @@ def shrink_case(path: str, allocator: str | None, rule: str | None, output: str 
         from .shrink_trace import shrink_trace_case
 
         return shrink_trace_case(path, case, case.input, name, rule, folder, json)
+    if isinstance(case.input, Pair):
+        from .shrink_pair import shrink_pair_case
+
+        return shrink_pair_case(path, case, case.input, name, rule, folder, json)
     with stdout_kept():
         shrinking = _Shrinking(case, name, rule)
         if shrinking.rule is not None:

@@ -14,7 +14,7 @@ import msgspec
 from ..model.spec import CacheSpec
 from .allocators.faulty import base_of
 from .finding import Finding
-from .registry import Allocator
+from .registry import ALLOCATORS, Allocator
 from .verdict import judge
 
 _FAMILIES = ("trtllm", "vllm")
@@ -24,7 +24,8 @@ _FAMILIES = ("trtllm", "vllm")
 class KnownLimit(msgspec.Struct, frozen=True):
     """Specs that match ``matches`` may break ``rules`` under ``allocator``; ``anchor`` is where it is explained.
 
-    ``example`` is the canonical JSON of a minimal spec.
+    ``example`` is the canonical JSON of a minimal spec. ``words`` is what the finding's message must contain besides:
+    an engine's own error, where the spec alone does not tell one defect from another.
     """
 
     name: str
@@ -33,6 +34,11 @@ class KnownLimit(msgspec.Struct, frozen=True):
     matches: Callable[[CacheSpec], bool]
     anchor: str
     example: bytes
+    words: str = ""
+
+    def excuses(self, fault: Finding) -> bool:
+        """Whether ``fault``, of a spec that matches, is this weakness."""
+        return fault.rule in self.rules and self.words in fault.message
 
 
 def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
@@ -40,6 +46,9 @@ def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
     if allocator.startswith("fault:"):
         allocator = base_of(allocator)
     family = allocator.partition("-")[0]
+    if any(entry.name == allocator and entry.kind == "installed" for entry in ALLOCATORS):
+        ledger = importlib.import_module("kvsan.sim.engines.limits")
+        return tuple(limit for limit in ledger.LIMITS if allocator in limit.allocators)
     if family not in _FAMILIES or ":" in allocator:
         return ()
     module = importlib.import_module(f"kvsan.sim.allocators.{family}.limits")
@@ -54,6 +63,6 @@ def faults_outside_limits(
     faults = verdict.faults
     if not faults:
         return [], 0, verdict.status == "rejected"
-    excused = {rule for limit in limits if limit.matches(spec) for rule in limit.rules}
-    outside = [fault for fault in faults if fault.rule not in excused]
+    matching = [limit for limit in limits if limit.matches(spec)]
+    outside = [fault for fault in faults if not any(limit.excuses(fault) for limit in matching)]
     return outside, len(faults) - len(outside), verdict.status == "rejected"

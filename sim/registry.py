@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -27,8 +27,8 @@ ENTRY_POINT_GROUP: Final = "kvsan.allocators"
 
 
 class AllocatorEntry(msgspec.Struct, frozen=True):
-    """A row of the table: ``target`` is ``module:function`` below this package; ``kind`` is ``engine``, ``fault`` or
-    ``plugin``."""
+    """A row of the table: ``target`` is ``module:function`` below this package; ``kind`` is ``engine`` (a model),
+    ``installed`` (an engine's own code, in a process of its own), ``fault`` or ``plugin``."""
 
     name: str
     summary: str
@@ -42,6 +42,7 @@ _OURS: Final = "kvsan."
 _TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
 _VLLM = "kvsan.sim.allocators.vllm.allocators"
 _SGLANG = "kvsan.sim.allocators.sglang.allocators"
+_INSTALLED_VLLM = "kvsan.ci.engines.vllm"
 
 ALLOCATORS: Final = (
     AllocatorEntry(
@@ -116,6 +117,30 @@ ALLOCATORS: Final = (
         "engine",
         f"{_SGLANG}:allocate_envelope",
     ),
+    AllocatorEntry(
+        "vllm",
+        "the installed vLLM's own planner and views, layers outermost",
+        "installed",
+        f"{_INSTALLED_VLLM}:allocate_vllm",
+    ),
+    AllocatorEntry(
+        "vllm-block-outermost",
+        "the installed vLLM's own planner and views, blocks outermost",
+        "installed",
+        f"{_INSTALLED_VLLM}:allocate_block_outermost",
+    ),
+    AllocatorEntry(
+        "vllm-lhbnc",
+        "the installed vLLM's own planner and views, pages scattered by heads over a layer",
+        "installed",
+        f"{_INSTALLED_VLLM}:allocate_lhbnc",
+    ),
+    AllocatorEntry(
+        "vllm-bhlnc",
+        "the installed vLLM's own planner and views, pages scattered by heads over a block",
+        "installed",
+        f"{_INSTALLED_VLLM}:allocate_bhlnc",
+    ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )
 
@@ -124,11 +149,15 @@ def resolve(name: str) -> Allocator:
     """Return the allocator called ``name``, without calling it.
 
     ``module:function`` imports the module: pass only names that a user gave. Raises ``SpecError`` listing the known
-    names, or saying why it cannot be loaded or is no allocator (``foreign``).
+    names, or saying why it cannot be loaded or is no allocator (``foreign``), or how to get an engine that is not
+    installed.
     """
     for entry in ALLOCATORS:
         if entry.name == name:
-            return _import(entry.target)
+            function = _import(entry.target)
+            if entry.kind == "installed":
+                cast(Any, function).ready()
+            return function
     if name.startswith("fault:"):
         faults = ", ".join(entry.name for entry in ALLOCATORS if entry.kind == "fault")
         raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {faults}")
@@ -140,9 +169,14 @@ def resolve(name: str) -> Allocator:
     raise SpecError("allocator", f"unknown allocator {shown(name)}, needs one of {_known()}, or module:function")
 
 
+def is_shipped(name: str) -> bool:
+    """Say whether ``name`` is one of the table's: an engine's allocator, or a fault of one."""
+    return any(entry.name == name for entry in ALLOCATORS)
+
+
 def is_foreign(name: str) -> bool:
     """Say, without importing anything, whether ``name`` is somebody else's code: ``module:function`` or a plugin."""
-    if any(entry.name == name for entry in ALLOCATORS) or name.startswith("fault:"):
+    if is_shipped(name) or name.startswith("fault:"):
         return False
     return ":" in name or any(
         plugin.name == name for plugin in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
@@ -150,7 +184,11 @@ def is_foreign(name: str) -> bool:
 
 
 def _known() -> str:
-    return ", ".join([*[entry.name for entry in ALLOCATORS if entry.kind != "fault"], "fault:NAME"])
+    """Return the names for an error message; of an installed engine's variants the first stands for all."""
+    models = [entry.name for entry in ALLOCATORS if entry.kind == "engine"]
+    installed = dict.fromkeys(entry.target.partition(":")[0] for entry in ALLOCATORS if entry.kind == "installed")
+    first = [next(entry.name for entry in ALLOCATORS if entry.target.startswith(f"{one}:")) for one in installed]
+    return ", ".join([*models, *first, "fault:NAME"])
 
 
 def _import(target: str) -> Allocator:

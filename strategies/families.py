@@ -110,6 +110,6 @@ def family_of(allocator: str) -> FamilyName:
     """
     if allocator == "trtllm-v1":
         return "dense-v1"
-    if allocator == "trtllm-v2" or allocator.startswith(("vllm-", "sglang")):
+    if allocator == "trtllm-v2" or allocator.startswith(("vllm", "sglang")):
         return "dense"
     return "qsa" if allocator.startswith(("trtllm-v2-qsa", "fault:")) else "any"

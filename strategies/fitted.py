@@ -46,6 +46,10 @@ ABILITIES: Final = {
     "vllm-e3-block-outermost": _ERA_3,
     "sglang": _SGLANG,
     "sglang-envelope": _SGLANG,
+    "vllm": _ERA_3,
+    "vllm-block-outermost": _ERA_3,
+    "vllm-lhbnc": _ERA_3,
+    "vllm-bhlnc": _ERA_3,
 }
 """The allocators whose specs are fitted, by name."""
 

@@ -5,6 +5,8 @@ strategies as they are and once with every part of a spec drawn independently (n
 to find the fault are compared by the Vargha-Delaney A12: the chance that a guided run needs fewer examples than a plain
 one, ties counting half. The failing spec is then reduced and compared with the known minimum.
 
+Faults of transfers are searched for among drawn pairs, which have no plainer way of being drawn.
+
 The price of judging is the last figure: examples per second of a campaign over those of drawing alone, same seeds, same
 run.
 """
@@ -23,8 +25,12 @@ from ...model.spec import encode_spec
 from ..campaign import Options, run_campaign
 from ..determinism import CHUNK_EXAMPLES, chunk_seed, without_local_constants
 from ..faults import FAULTS, Fault, fault_named
+from ..transfer_campaign import run_pair_campaign
+from ..transfer_faults import TRANSFER_FAULTS, TransferFault
+from ..transfer_minima import pair_key
 
 MAX_EXAMPLES: Final = 20_000
+MAX_PAIRS: Final = 2_000
 RATE_ALLOCATORS: Final = ("trtllm-v1", "trtllm-v2", "trtllm-v2-qsa-packed")
 RATE_CHUNKS: Final = 4
 
@@ -49,6 +55,19 @@ class FaultBench(msgspec.Struct, frozen=True):
     minimum_size: int
 
 
+class TransferBench(msgspec.Struct, frozen=True):
+    """One faulty transfer over all seeds, as ``FaultBench``: medians, and the reduced pairs."""
+
+    fault: str
+    seeds: int
+    found: int
+    examples: float
+    seconds: float
+    at_minimum: int
+    size: int
+    minimum_size: int
+
+
 class RateBench(msgspec.Struct, frozen=True):
     """Examples per second of a campaign under ``allocator`` and of drawing its specs alone."""
 
@@ -63,11 +82,19 @@ class FuzzBench(msgspec.Struct, frozen=True):
 
     faults: list[FaultBench]
     rates: list[RateBench]
+    transfers: list[TransferBench] = []
     ratio_limit: float = 0.5
 
 
 def bench_fuzz(seeds: int, only: str | None, progress: Callable[[str], None] = lambda text: None) -> FuzzBench:
     """Measure every fault (or ``only`` one) over ``seeds`` seeds; raise ``SpecError`` for an unknown fault."""
+    moved = [fault for fault in TRANSFER_FAULTS if only in (None, fault.name)]
+    transfers = []
+    for transfer in moved:
+        transfers.append(_bench_transfer(transfer, seeds))
+        progress(f"{transfer.name}: {transfers[-1].found} of {seeds} seeds, {transfers[-1].at_minimum} at the minimum")
+    if only is not None and moved:
+        return FuzzBench([], [], transfers)
     chosen = [fault for fault in FAULTS if fault.kind == "layout"] if only is None else [fault_named(only)]
     if any(fault.kind != "layout" for fault in chosen):
         raise SpecError("fault", f"{only} is no fault of a layout: its minimum is found by kvsan.ci.traces.find")
@@ -79,7 +106,7 @@ def bench_fuzz(seeds: int, only: str | None, progress: Callable[[str], None] = l
     for allocator in RATE_ALLOCATORS if only is None else ():
         rates.append(_rate(allocator))
         progress(f"{allocator}: {rates[-1].ratio:.2f} of the drawing rate")
-    return FuzzBench(faults, rates)
+    return FuzzBench(faults, rates, transfers)
 
 
 def a12(first: Sequence[float], second: Sequence[float]) -> float:
@@ -128,6 +155,31 @@ def _bench_fault(fault: Fault, seeds: int) -> FaultBench:
         a12=a12([run.examples for run in guided], [run.examples for run in plain]),
         at_minimum=sum(run.spec == minimum for run in guided),
         size=max(run.size for run in guided),
+        minimum_size=fault.size,
+    )
+
+
+def _bench_transfer(fault: TransferFault, seeds: int) -> TransferBench:
+    """Return how soon campaigns over pairs break the fault's first rule, and how small its cases get."""
+    rule = fault.rules[0]
+    examples, seconds, pairs = [], [], []
+    for seed in range(seeds):
+        options = Options(allocator=fault.name, seed=seed, examples=MAX_PAIRS, stop_rule=rule, reduce=False)
+        result = run_pair_campaign(options)
+        hit = next((entry for entry in result.faults if entry.rule == rule), None)
+        examples.append(MAX_PAIRS + 1 if hit is None else hit.examples_to_find)
+        seconds.append(result.seconds)
+        if hit is not None:
+            reduced = run_pair_campaign(msgspec.structs.replace(options, reduce=True)).faults
+            pairs.append(next(entry for entry in reduced if entry.rule == rule))
+    return TransferBench(
+        fault=fault.name,
+        seeds=seeds,
+        found=len(pairs),
+        examples=statistics.median(examples),
+        seconds=statistics.median(seconds),
+        at_minimum=sum(pair_key(found.pair) <= pair_key(fault.minimum) for found in pairs),
+        size=max((found.size for found in pairs), default=0),
         minimum_size=fault.size,
     )
 

@@ -18,6 +18,8 @@ import threading
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
+import msgspec
+
 from ...kernels.device import Device, open_device
 from ...kernels.replay import Replayed, Replayer
 from ...kernels.traces import replay_trace
@@ -101,7 +103,7 @@ class _Child:
             if not isinstance(batch, Batch):
                 return
             try:
-                self._answer(replayer, batch, start.static)
+                self._answer(replayer, batch, start)
             except Exception as error:  # whatever the replay itself does wrong is told, and costs one case
                 alive = _works(device)
                 self._say(Failed(_told(error), alive))
@@ -123,7 +125,7 @@ class _Child:
             return device
         return None
 
-    def _answer(self, replayer: Replayer, batch: Batch, static: bool) -> None:
+    def _answer(self, replayer: Replayer, batch: Batch, start: Start) -> None:
         """Answer every job of ``batch``: refusals at once, layouts as they are replayed, traces one by one."""
         numbers: list[int] = []
 
@@ -139,10 +141,13 @@ class _Child:
                     yield found
 
         for place, result in enumerate(replayer.replay(layouts())):
-            self._say(Answer(numbers[place], outcome_of(result, static)))
+            outcome = outcome_of(result, start.static)
+            if start.kernels is not None:
+                outcome = with_kernels(replayer.device, result, outcome, start.kernels)
+            self._say(Answer(numbers[place], outcome))
         for number, job in enumerate(batch.jobs):
             if isinstance(job, TraceJob):
-                self._say(Answer(number, outcome_of_trace(replayer.device, job, static)))
+                self._say(Answer(number, outcome_of_trace(replayer.device, job, start.static)))
 
 
 def layout_of(job: SpecJob | LayoutJob) -> Layout | Outcome:
@@ -173,6 +178,21 @@ def outcome_of(result: Replayed, static: bool) -> Outcome:
         size_bytes=sum([max(0, pool.size_bytes) for pool in layout.pools]),
         compared_on_host=result.compared_on_host,
     )
+
+
+def with_kernels(device: Device, result: Replayed, outcome: Outcome, kernels: str) -> Outcome:
+    """Return ``outcome`` with what reference kernels find on the layout, and a note for each layer that none ran on."""
+    if result.refusal is not None:
+        return outcome
+    from ...kernels.results.judging import judge_kernels
+
+    try:
+        report = judge_kernels(device, result.layout, kernels)
+    except SpecError as error:
+        return msgspec.structs.replace(outcome, notes=(*outcome.notes, f"no kernel was run: {error}"))
+    findings = (*outcome.findings, *report.findings)
+    notes = (*outcome.notes, *[f"no kernel was run on it: {reason}" for reason in report.refused])
+    return msgspec.structs.replace(outcome, status="findings" if findings else "clean", findings=findings, notes=notes)
 
 
 def outcome_of_trace(device: Device, job: TraceJob, static: bool) -> Outcome:

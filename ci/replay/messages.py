@@ -92,11 +92,15 @@ Job: TypeAlias = SpecJob | LayoutJob | TraceJob
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first message: the device to open, the bytes of it that one case may take, and whether rules run too."""
+    """The first message: the device to open, the bytes of it that one case may take, and what else to judge.
+
+    ``static`` says whether the rules run too, ``kernels`` which reference kernels do (None: none).
+    """
 
     device: str
     max_bytes: int
     static: bool
+    kernels: str | None = None
 
 
 class Batch(msgspec.Struct, frozen=True, tag="batch"):

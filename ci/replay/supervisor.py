@@ -44,14 +44,15 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to replay.
 
     ``max_bytes`` is the device memory in bytes that one case may take, ``batch_cases`` None for what suits the device,
-    ``static`` whether the static rules are asked too, ``wrapper`` a command that runs the children
-    (compute-sanitizer).
+    ``static`` whether the static rules are asked too, ``kernels`` which reference kernels run (None: none),
+    ``wrapper`` a command that runs the children (compute-sanitizer).
     """
 
     device: str
     workers: int = 1
     max_bytes: int
     static: bool = True
+    kernels: str | None = None
     batch_cases: int | None = None
     case_seconds: float = CASE_SECONDS
     wrapper: tuple[str, ...] = ()
@@ -177,7 +178,7 @@ class Supervisor:
                 worker = _Worker(Child(self._command, stderr=self._stderr), work)
                 self._workers.append(worker)
                 options = self.options
-                worker.child.say(Start(options.device, options.max_bytes, options.static))
+                worker.child.say(Start(options.device, options.max_bytes, options.static, options.kernels))
             else:
                 worker.work = work
                 self._give_time(worker)

@@ -22,16 +22,8 @@ from ...sim.finding import Finding
 from ...sim.registry import resolve
 from ...sim.rejection import Rejected
 from ..campaign import Options, Progress, broken_allocator
-from ..cases import (
-    Case,
-    FoundRule,
-    add_case,
-    case_files,
-    encode_input,
-    load_case,
-    require_folder,
-    withdraw_case,
-)
+from ..cases import Case, FoundRule, add_case, case_files, encode_input, load_case, require_folder
+from ..chunked import chunk_tasks, save_reduced
 from ..determinism import chunk_seed, without_folder, without_local_constants
 from ..ledger import SavedCases
 from .coverage import SITUATIONS, TraceCounts, TraceCoverage, coverage_of_traces, new_counts
@@ -157,24 +149,12 @@ def run_trace_campaign(options: Options, progress: Callable[[Progress], None] = 
     )
 
 
-def _tasks(options: Options, started: float) -> Iterator[tuple[int, int]]:
-    """Yield (chunk, traces) while there is budget."""
-    left, chunk = options.examples, 0
-    while left is None or left > 0:
-        if options.seconds is not None and time.monotonic() - started >= options.seconds:
-            return
-        count = CHUNK_TRACES if left is None else min(CHUNK_TRACES, left)
-        yield chunk, count
-        chunk += 1
-        left = None if left is None else left - count
-
-
 def _chunks(options: Options, started: float) -> Iterator[TraceChunk | SavedCases]:
     """Yield what became of the saved cases, then the chunks in order, run here or by worker processes.
 
     On Ctrl-C the chunks begun are yielded as far as they got, and ``KeyboardInterrupt`` is raised after them.
     """
-    tasks = _tasks(options, started)
+    tasks = chunk_tasks(options, started, CHUNK_TRACES)
     if options.workers > 1 or options.isolate:
         from .workers import chunks_of_workers
 
@@ -370,11 +350,8 @@ def settle(
             interrupted = True
     trace, place = best[0].trace, None
     if options.cases is not None:
-        path = add_case(_case(options.allocator, trace, best[0]), options.cases)
-        place = str(path)
-        for entry in hits:
-            if entry.saved is not None and entry.saved != path.name:
-                withdraw_case(options.cases / entry.saved, hit.rule)
+        case = _case(options.allocator, trace, best[0])
+        place = save_reduced(case, hit.rule, [entry.saved for entry in hits], options.cases)
     fault = TraceFault(
         rule=hit.rule,
         message=best[0].message,

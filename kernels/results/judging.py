@@ -25,12 +25,11 @@ from ..quantize.rows import append, fetch
 from ..reference import attention as reference
 from ..reference.bounds import ATTENTION_BOUNDS, STORED_BOUNDS, Difference, compare
 from ..reference.numbers import as_stored
+from .choice import KERNELS
 from .planes import judge_planes, write_planes
 from .states import judge_states, write_states
 from .views import LayerViews, formula, layers_of, slots_of
 
-KERNELS: Final = ("attention", "skip-softmax", "sparse", "quantize", "state")
-"""What can be asked for, or ``all``."""
 QUERY_GROUP: Final = 2
 MAX_SLOTS: Final = 8
 REMEDY: Final = "compare the formula with where the layout stores this role; kvsan check names the rule that it breaks"
@@ -212,7 +211,8 @@ def _fetched(device: Device, filled: _Filled, role: str) -> Any:
 
 def _spot(role: str, found: Difference) -> str:
     position, head, element = found.place
-    return f"position {position}, head {head}, element {element} reads {found.got:.4g}, {found.wanted:.4g} was written"
+    place = f"request 0, position {position}, head {head}, element {element}"
+    return f"{place} reads {found.got:.4g}, {found.wanted:.4g} was written"
 
 
 def _answer(device: Device, filled: _Filled, kernel: str, found: Difference) -> list[Finding]:

@@ -87,8 +87,12 @@ def _scores(device: Device, each: WrittenPlanes, owner: WrittenPlanes, generator
 def _finding(each: WrittenPlanes, role: str, kernel: str, found: Difference) -> Finding:
     given = each.given
     slot = int(each.slots[found.place[0]])
+    axes = dict(zip(given.views[role].axes, found.place[1:], strict=False))
+    page_tokens = given.views[role].size("token")
+    place = f"request 0, position {found.place[0] * page_tokens + axes.pop('token', 0)} (slot {slot})"
+    place += "".join([f", {axis} {index}" for axis, index in axes.items()])
     message = (
-        f"layer {given.layer}'s {role}, {kernel}: slot {slot}, index {list(found.place[1:])} is {found.got:.4g}, "
+        f"layer {given.layer}'s {role}, {kernel}: {place} is {found.got:.4g}, "
         f"{found.wanted:.4g} follows from what was written; {formula(given, role)}"
     )
     access = given.accesses[role]

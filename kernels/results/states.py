@@ -88,7 +88,9 @@ def _judged(device: Device, written: WrittenStates, role: str, kernel: str, out:
     if found.within:
         return []
     slot = int(written.slots[found.place[0]])
-    place = f"request {found.place[0]} (slot {slot}), index {list(found.place[1:])}"
+    place = f"request {found.place[0]} (slot {slot})"
+    names = ("head", "element") if role == SSM_STATE else ("channel",)
+    place += "".join([f", {name} {index}" for name, index in zip(names, found.place[1:], strict=False)])
     message = (
         f"layer {given.layer}'s {kernel}: {place} is {found.got:.4g}, the reference says {found.wanted:.4g} "
         f"(relative L2 {found.relative_l2:.1e}); {formula(given, role)}"

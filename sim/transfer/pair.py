@@ -10,12 +10,12 @@ from typing import Literal
 
 import msgspec
 
-from ...model.errors import SpecError, require_int
+from ...model.errors import SpecError, require_int, shown
 from ...model.spec import CacheSpec
 from ..finding import Finding
 from ..layout import Layout
 from ..references import check_references
-from ..registry import ALLOCATORS, Allocator, allocate, default_allocator
+from ..registry import Allocator, allocate, default_allocator, is_shipped
 from ..rejection import Rejected
 from .method import Method
 from .plan import Plan
@@ -29,6 +29,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The two sides of a transfer. The specs' ranks do not count: all ranks that hold the request take part.
 
     ``source_dp`` and ``destination_dp`` are the attention-DP ranks that hold the request, 0 without attention-DP.
+    ``source_allocator`` and ``destination_allocator`` name the shipped allocator of a side that has one of its own;
+    None is whichever the pair is judged with.
     """
 
     version: Literal[1] = 1
@@ -36,6 +38,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     destination: CacheSpec
     source_dp: int = 0
     destination_dp: int = 0
+    source_allocator: str | None = None
+    destination_allocator: str | None = None
 
     def __post_init__(self) -> None:
         for field, spec in (("source", self.source), ("destination", self.destination)):
@@ -46,6 +50,10 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             holders = spec.parallel.pp * spec.parallel.cp * (1 if spec.parallel.attention_dp else spec.parallel.tp)
             if holders > MAX_RANKS:
                 raise SpecError(field, f"found {holders} ranks that hold a request, needs at most {MAX_RANKS}")
+            allocator = getattr(self, f"{field}_allocator")
+            if allocator is not None and not is_shipped(allocator):
+                problem = "needs null or the name of an allocator from `kvsan allocators`, none of somebody's own"
+                raise SpecError(f"{field}_allocator", f"found {shown(allocator)}, {problem}")
 
 
 class PairVerdict(msgspec.Struct, frozen=True):
@@ -72,6 +80,8 @@ def judge_pair(
 ) -> PairVerdict:
     """Return the verdict on ``pair``; the destination's allocator is the source's where none is named.
 
+    An allocator that the pair names for a side goes before the ones given here.
+
     Raises ``SpecError`` for an unknown allocator, and for pools too large to be proved.
     """
     from .proof import prove  # which imports numpy; reading a pair, or the table of faults, does not
@@ -79,8 +89,13 @@ def judge_pair(
     source, destination = comparable(pair)
     sides: list[tuple[Layout, ...]] = []
     for name, spec, dp, allocator in (
-        ("source", source, pair.source_dp, source_allocator),
-        ("destination", destination, pair.destination_dp, destination_allocator or source_allocator),
+        ("source", source, pair.source_dp, pair.source_allocator or source_allocator),
+        (
+            "destination",
+            destination,
+            pair.destination_dp,
+            pair.destination_allocator or destination_allocator or source_allocator,
+        ),
     ):
         try:
             sides.append(lay_out(spec, dp, allocator))
@@ -112,7 +127,7 @@ def lay_out(spec: CacheSpec, dp: int, allocator: str | Allocator | None) -> tupl
     references do not hold.
     """
     chosen = allocator or default_allocator(spec)
-    by_stage = isinstance(chosen, str) and any(entry.name == chosen for entry in ALLOCATORS)
+    by_stage = isinstance(chosen, str) and is_shipped(chosen)
     parallel = spec.parallel
     per_stage = parallel.tp * parallel.cp
     layouts = []

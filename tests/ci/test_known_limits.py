@@ -103,6 +103,8 @@ def test_a_limit_is_documented_and_speaks_of_what_there_is(limit: KnownLimit, ro
 def test_only_sound_allocators_have_limits() -> None:
     """A fault has the limits of its base: what breaks there is not the fault."""
     for entry in ALLOCATORS:
+        if entry.kind == "installed":  # their ledger is checked in tests/ci/engines
+            continue
         base = base_of(entry.name) if entry.kind == "fault" else entry.name
         assert bool(limits_of(entry.name)) == (base in LIMITED)
         assert limits_of(entry.name) == limits_of(base)

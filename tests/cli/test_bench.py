@@ -74,6 +74,7 @@ def test_a_fault_that_is_not_found_in_time(monkeypatch) -> None:
 
 def test_rates_are_measured_for_the_sound_allocators(monkeypatch) -> None:
     monkeypatch.setattr(fuzzing, "FAULTS", FAULTS[:0])
+    monkeypatch.setattr(fuzzing, "TRANSFER_FAULTS", ())
     monkeypatch.setattr(fuzzing, "RATE_CHUNKS", 1)
     monkeypatch.setattr(fuzzing, "CHUNK_EXAMPLES", 40)
     found = bench_fuzz(1, None)
@@ -83,12 +84,22 @@ def test_rates_are_measured_for_the_sound_allocators(monkeypatch) -> None:
         assert rate.drawing_per_second > 0
 
 
+def test_a_faulty_transfer_is_benched(run) -> None:
+    options = ("bench", "fuzz", "--seeds", "1", "--fault", "fault:layers-by-position")
+    ran = run(*options, "--json")
+    assert ran.status == 0
+    (row,) = ran.document["transfers"]
+    assert (row["fault"], row["seeds"], row["found"], row["at_minimum"]) == ("fault:layers-by-position", 1, 1, 1)
+    assert 1 <= row["examples"] <= fuzzing.MAX_PAIRS
+    assert (row["size"], ran.document["faults"], ran.document["rates"]) == (row["minimum_size"], [], [])
+
+
 def test_the_document_and_the_report(run, monkeypatch) -> None:
     monkeypatch.setattr(fuzzing, "MAX_EXAMPLES", 100)
     options = ("bench", "fuzz", "--seeds", "1", "--fault", "fault:canary")
     ran = run(*options, "--json")
     assert ran.status == 0
-    assert set(ran.document) == {"faults", "rates", "ratio_limit"}
+    assert set(ran.document) == {"faults", "rates", "transfers", "ratio_limit"}
     assert ran.document["faults"][0]["fault"] == "fault:canary"
     ran = run(*options)
     assert "canary" in ran.out

@@ -42,9 +42,10 @@ def test_the_engines_by_name() -> None:
     ]
     assert len({entry.name for entry in ALLOCATORS}) == len(ALLOCATORS)
     for entry in ALLOCATORS:
-        assert callable(resolve(entry.name))
+        if entry.kind != "installed":  # tests/ci/engines asks for those
+            assert callable(resolve(entry.name))
         assert entry.summary
-        assert entry.kind in ("engine", "fault")
+        assert entry.kind in ("engine", "installed", "fault")
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -12,6 +12,7 @@ import msgspec
 from ....model.arithmetic import div_up, exact_div
 from ...rejection import Rejected
 from .layer_specs import CachedLayer, LayerSpec
+from .packing import pack_layers, uniform
 
 _SIMILAR = 3, 2
 """Buckets whose sizes differ by less than 3 : 2 form groups of the larger size, with virtual layers to fill up."""
@@ -20,7 +21,7 @@ _SIMILAR = 3, 2
 class Unifying(msgspec.Struct, frozen=True):
     """How an era makes pages equal: may it pad states, and K/V pages, where more tokens per block do not fit.
 
-    ``keeps_sizes``: pages of several sizes are not made equal but packed into blocks, which is not modelled.
+    ``keeps_sizes``: pages of several sizes are not made equal but packed side by side into blocks.
     """
 
     pads_states: bool
@@ -36,14 +37,10 @@ def group_layers(layers: Sequence[CachedLayer], unifying: Unifying) -> list[list
     if not layers:
         return []
     specs = dict.fromkeys(layer.spec for layer in layers)
-    if len(specs) == 1 or (len(set(map(_base, specs))) == 1 and len({spec.block_tokens for spec in specs}) == 1):
+    if uniform(list(specs)):
         return [list(layers)]
     if unifying.keeps_sizes and len({spec.page_bytes for spec in specs}) > 1:
-        raise Rejected(
-            "groups with pages of several sizes, blocks outermost, are packed by a rule that is not modelled",
-            "use --allocator vllm-e3, with layers outermost",
-            supported=False,
-        )
+        return pack_layers(layers)
     unified = _unify(list(specs), unifying)
     buckets: dict[LayerSpec, list[CachedLayer]] = {}
     for layer in layers:
@@ -59,12 +56,6 @@ def group_layers(layers: Sequence[CachedLayer], unifying: Unifying) -> list[list
     return groups
 
 
-def _base(spec: LayerSpec) -> tuple[str, int | None]:
-    """Return what specs of one group may differ in no respect of: full attention (latent rows and index keys too),
-    a window, or states."""
-    return ("recurrent" if spec.kind == "recurrent" else "pages"), spec.window
-
-
 def _unify(specs: list[LayerSpec], unifying: Unifying) -> dict[LayerSpec, LayerSpec]:
     """Return each spec with a page as large as the largest."""
     largest = max(spec.page_bytes for spec in specs)
@@ -78,7 +69,7 @@ def _unify(specs: list[LayerSpec], unifying: Unifying) -> dict[LayerSpec, LayerS
         elif spec.kind != "recurrent" and largest % page == 0:
             tokens = spec.block_tokens * exact_div(largest, page, "largest page over a page")
             unified[spec] = msgspec.structs.replace(spec, block_tokens=tokens)
-        elif spec.kind == "attention" and unifying.pads_pages:
+        elif unifying.pads_pages and (spec.kind == "attention" or spec.window is not None):
             unified[spec] = msgspec.structs.replace(spec, padded_bytes=largest)
         else:
             what = "a recurrent layer's states" if spec.kind == "recurrent" else f"a page of {spec.block_tokens} tokens"

@@ -25,7 +25,7 @@ from .building import (
 )
 from .cells import Cell, content_cells, row_cells, state_cells
 from .grouping import Unifying
-from .layer_specs import CachedLayer, LayerSpec
+from .layer_specs import CachedLayer, LayerSpec, cached_layers
 
 ORDERS: Final = ("LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
 """The physical orders; layers outermost, or blocks outermost."""
@@ -37,7 +37,7 @@ def lay_out_overlay(spec: CacheSpec, allocator: str, order: str, kernel_tokens: 
     """Return era 3's layout in ``order``; raise ``Rejected`` for what is not supported, in that order or at all."""
     deployment = plan(spec, 3, Unifying(True, True, keeps_sizes=order[0] == "B"), overlay_block_bytes)
     groups = deployment.groups
-    _refuse_order(groups, order)
+    _refuse_order(spec, order)
     if kernel_tokens is not None and order[:2] != "LB":
         raise Rejected(
             f"order {order} has no dense pages side by side, which kernel blocks need",
@@ -69,12 +69,12 @@ def _tensors(group: list[CachedLayer]) -> list[_Tensor]:
     return list(by_spec.items())
 
 
-def _refuse_order(groups: Groups, order: str) -> None:
+def _refuse_order(spec: CacheSpec, order: str) -> None:
     """Refuse scattered orders for pages that are not all alike: their blocks would not be the same bytes."""
     if "H" in order[:2]:
-        specs = dict.fromkeys(layer.spec for group in groups for layer in group)
-        alike = len({spec.content for spec in specs}) <= 1
-        if not alike or any(spec.padded_bytes is not None or spec.format.block_scaled for spec in specs):
+        specs = dict.fromkeys(layer.spec for layer in cached_layers(spec))
+        alike = len({layer.content for layer in specs}) <= 1
+        if not alike or any(layer.format.block_scaled for layer in specs):
             raise Rejected(
                 f"order {order} scatters a page over its block, which needs pages of one shape, unpadded and without "
                 "block scales",

@@ -1,0 +1,1 @@
+"""Real engines in child processes: kept warm, supervised, asked one spec at a time."""

@@ -1,0 +1,50 @@
+"""The vLLM that is installed, by its era; what is told of its tensors is the same for all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+ERAS = (((0, 30), 3, "vllm_late"), ((0, 23), 2, "vllm_early"), ((0, 11), 1, "vllm_early"))
+"""From which release on, its era, and the module that calls it."""
+
+
+def load() -> Any:
+    """Return what answers for the version that is installed; leave with a reason where none does."""
+    import logging
+
+    logging.disable(logging.WARNING)
+    from vllm import __version__ as version
+
+    release = tuple(int(part) for part in version.split(".")[:2])
+    for first, era, module in ERAS:
+        if release >= first:
+            return importlib.import_module(module).Planner(version, era)
+    raise SystemExit(f"vllm {version} cannot be driven, needs 0.11 or newer")
+
+
+def described(views: Iterable[tuple[str, int, int, tuple[str, ...], Any]]) -> dict[str, Any]:
+    """Return where views lie, given as (layer, part, group, axes, tensor), and the bytes of each storage."""
+    storages: dict[int, int] = {}
+    sizes: list[int] = []
+    found = []
+    for name, part, group, axes, view in views:
+        storage = view.untyped_storage()
+        place = storages.setdefault(storage._cdata, len(storages))
+        if place == len(sizes):
+            sizes.append(storage.nbytes())
+        found.append(
+            {
+                "name": name,
+                "part": part,
+                "group": group,
+                "allocation": place,
+                "axes": list(axes),
+                "offset": view.storage_offset() * view.element_size(),
+                "shape": list(view.shape),
+                "stride": list(view.stride()),
+                "item": view.element_size(),
+            }
+        )
+    return {"allocations": sizes, "views": found}

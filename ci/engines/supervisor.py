@@ -1,0 +1,158 @@
+"""``EngineProcess``: one engine in a process of its own, started at the first question and kept warm.
+
+A process that crashes, hangs past its time, or is killed is an answer like any other: ``EngineEnded`` says how, and the
+next question starts a new one. Nothing that an engine does can take the campaign along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from ...model.errors import SpecError, shown
+
+START_SECONDS = 180.0  # float: a time
+ANSWER_SECONDS = 60.0  # float: a time
+
+
+class EngineEnded(Exception):
+    """The engine's process ended, or was ended, before it answered; the text says how."""
+
+
+class EngineProcess:
+    """A command that answers JSON lines. ``version`` is what it said of itself when it started."""
+
+    def __init__(self, command: Sequence[str], *, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self._command = tuple(command)
+        self._seconds = answer_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: BinaryIO | None = None
+        self._rest = b""
+        self.greeting: dict[str, Any] = {}
+        self.starts = 0
+
+    @property
+    def version(self) -> str:
+        """The engine's version, empty before the first question."""
+        return str(self.greeting.get("version", ""))
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process, and it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process unless it runs; raise ``SpecError`` where it cannot be started."""
+        if self.running:
+            return
+        self.close()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SpecError("engine", f"cannot start {shown(self._command[0])}: {error.strerror or error}") from None
+        self._rest = b""
+        self.starts += 1
+        try:
+            self.greeting = self._read(START_SECONDS)
+        except EngineEnded as end:
+            said = self._last_words()
+            self.close()
+            raise SpecError("engine", f"the engine did not start: {end}{said}") from None
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question; raise ``EngineEnded`` where the process ends first."""
+        self.start()
+        process = self._process
+        if process is None or process.stdin is None:
+            raise EngineEnded("the process is gone")
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            return self._read(self._seconds)
+        except (EngineEnded, BrokenPipeError) as end:
+            reason = str(end) if isinstance(end, EngineEnded) else self._how_it_ended()
+            said = self._last_words()
+            self.close()
+            raise EngineEnded(f"{reason}{said}") from None
+        except BaseException:
+            self.close()  # an interrupt between question and answer: the next answer would be to the last question
+            raise
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.stdout is None:
+            raise EngineEnded("the process is gone")
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    raise EngineEnded(f"no answer after {seconds:.0f} s")
+                piece = os.read(process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise EngineEnded(self._how_it_ended())
+                self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise EngineEnded("answered with no JSON") from None
+        if not isinstance(answer, dict):
+            raise EngineEnded("answered with no JSON object")
+        return answer
+
+    def _how_it_ended(self) -> str:
+        process = self._process
+        if process is None:
+            return "the process is gone"
+        try:
+            code = process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "the process closed its output"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"the process was ended by {signal.Signals(-code).name}"
+            return f"the process was ended by signal {-code}"
+        return f"the process ended with status {code}"
+
+    def _last_words(self) -> str:
+        """Return the last line that the process wrote to its standard error, as the end of a sentence."""
+        if self._errors is None:
+            return ""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 2000))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = [" ".join(line.split()) for line in lines if line.strip()]
+        return f" ({said[-1][:200]})" if said else ""
+
+    def close(self) -> None:
+        """End the process, and what it started."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None

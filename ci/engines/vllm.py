@@ -1,0 +1,97 @@
+"""``vllm``: the allocators that ask the vLLM that is installed, each compared with the model of its era."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from ...model.spec import CacheSpec
+from ...sim.allocators.trtllm.support import refuse_unsupported
+from ...sim.allocators.vllm import allocators as models
+from ...sim.allocators.vllm.support import reasons
+from ...sim.engines.answer import read_answer
+from ...sim.engines.vllm import layout_of, request_of
+from ...sim.layout import Layout
+from ...sim.registry import Allocator
+from ...sim.rejection import Rejected
+from .comparison import EngineAllocator
+from .installed import VLLM, Installed, ask
+
+ORDERS: Final = {
+    "vllm": ("LBNHC", "LBHNC"),
+    "vllm-block-outermost": ("BLNHC", "BLHNC"),
+    "vllm-lhbnc": ("LHBNC", "LHBNC"),
+    "vllm-bhlnc": ("BHLNC", "BHLNC"),
+}
+"""The physical orders of era 3 by allocator, for consumers of NHD and of HND pages."""
+
+SCATTERED: Final = ("LHBNC", "BHLNC")
+"""Orders in which a page is no run of bytes."""
+
+EARLY: Final[dict[tuple[str, int], tuple[str, Allocator]]] = {
+    ("vllm", 1): ("vllm-e1", models.allocate_e1),
+    ("vllm", 2): ("vllm-e2", models.allocate_e2),
+    ("vllm-block-outermost", 2): ("vllm-e2-packed", models.allocate_e2_packed),
+}
+"""The models of the eras before: what an allocator of this module is compared with."""
+
+
+class VllmAllocator(EngineAllocator):
+    """An allocator of the installed vLLM, of whatever era."""
+
+    @property
+    def installed(self) -> Installed:
+        """How vLLM is found."""
+        return VLLM
+
+    @property
+    def era(self) -> int:
+        """The era of the installed release, 1 to 3; starts the engine."""
+        self.engine()
+        return int(self.process.greeting["era"])
+
+    @property
+    def drawn_as(self) -> str:
+        """The model whose specs a campaign draws: that of the installed era."""
+        if self.era < 3:
+            return EARLY[self.name, self.era][0] if (self.name, self.era) in EARLY else self.name
+        return "vllm-e3-block-outermost" if self.name == "vllm-block-outermost" else "vllm-e3"
+
+    def order(self, spec: CacheSpec) -> str:
+        """Return the physical order to ask for; before era 3 the order of a page, and whether blocks are packed."""
+        kv_layout = spec.consumer.kv_layout
+        if self.era < 3:
+            return f"{kv_layout}-packed" if self.name == "vllm-block-outermost" else kv_layout
+        return ORDERS[self.name][0 if kv_layout == "NHD" else 1]
+
+    def model(self, spec: CacheSpec) -> Allocator:
+        """Return the model of the installed era; raise ``Rejected`` for what it does not know."""
+        era = self.era
+        if era < 3 and (self.name, era) not in EARLY:
+            raise Rejected(
+                f"{self.engine()} has no layout that {self.name} names", "use --allocator vllm", supported=False
+            )
+        refuse_unsupported(reasons(spec, era))
+        if era < 3:
+            return EARLY[self.name, era][1]
+        order = self.order(spec)
+        if spec.kv_format.block_scaled and order in SCATTERED:
+            raise Rejected(
+                f"no backend of {self.engine()} with block scales declares order {order}, which scatters a page",
+                "use --allocator vllm",
+                supported=False,
+            )
+        return functools.partial(models.allocate_e3, order=order)
+
+    def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
+        """Ask the engine for its plan and views."""
+        order = self.order(spec)
+        answer = ask(self.process, request_of(spec, order), expected)
+        engine = self.engine()
+        return layout_of(spec, read_answer(answer, engine), self.name, order, engine)
+
+
+allocate_vllm = VllmAllocator("vllm")
+allocate_block_outermost = VllmAllocator("vllm-block-outermost")
+allocate_lhbnc = VllmAllocator("vllm-lhbnc")
+allocate_bhlnc = VllmAllocator("vllm-bhlnc")

@@ -1,0 +1,62 @@
+"""Engines for the tests marked ``engine``: those that the environment names, or a reason to skip."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvsan.ci.engines.installed import SERVING, VLLM, Installed, process_for
+from kvsan.ci.engines.supervisor import EngineProcess
+
+CASES = Path(__file__).parents[3] / "examples" / "cases" / "engines"
+
+FAKE = """
+import os, signal, time
+
+
+class Fake:
+    greeting = {"engine": "Fake", "version": "1.2", "era": 3, "pid": os.getpid()}
+
+    def answer(self, request):
+        return answer(request, self.greeting)
+
+
+def load():
+    return Fake()
+"""
+
+
+def named_engine(engine: Installed) -> Iterator[EngineProcess]:
+    """Yield a warm process of the engine that the environment names, or skip with the reason."""
+    python = os.environ.get(engine.variable)
+    if not python:
+        pytest.skip(f"needs {engine.name}: set {engine.variable} to the python of its environment")
+    process = process_for(engine, python)
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_process() -> Iterator[EngineProcess]:
+    yield from named_engine(VLLM)
+
+
+@pytest.fixture
+def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the folder of ``fake_engine.py``, on the path of processes; a test appends its ``answer``."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    (folder / "fake_engine.py").write_text(FAKE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return str(folder)
+
+
+def fake_process(folder: str, answer: str, seconds: int = 60) -> EngineProcess:
+    """Return a process of the fake engine whose function ``answer`` is given as text."""
+    script = Path(folder) / "fake_engine.py"
+    script.write_text(FAKE + answer, encoding="utf-8")
+    return EngineProcess((sys.executable, str(SERVING), "fake_engine"), answer_seconds=seconds)
