@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from ..model.errors import SpecError, shown
+from ..model.spec import CacheSpec
 from ..sim.allocators.faulty import base_of
 from ..sim.cache.faulty import faulty_entry
 from ..sim.finding import Finding
@@ -61,9 +62,15 @@ def judge_transfer(pair: Pair, allocator: str) -> JudgedTransfer:
     spec = pair.source if verdict.side == "source" else pair.destination
     own = pair.source_allocator if verdict.side == "source" else pair.destination_allocator
     limits = limits_of(own or name or default_allocator(spec))
-    return JudgedTransfer(
-        verdict, faults, frozenset(rule for limit in limits if limit.matches(spec) for rule in limit.rules)
-    )
+    stages = [msgspec.structs.replace(spec, rank=rank) for rank in _one_rank_of_each_stage(spec)]
+    excused = {rule for limit in limits if any(map(limit.matches, stages)) for rule in limit.rules}
+    return JudgedTransfer(verdict, faults, frozenset(excused))
+
+
+def _one_rank_of_each_stage(spec: CacheSpec) -> range:
+    """Return the first rank of every pipeline stage: a limit may hold on one of them alone."""
+    parallel = spec.parallel
+    return range(0, parallel.world_size, parallel.tp * parallel.cp)
 
 
 def require_transfer(allocator: str) -> None:

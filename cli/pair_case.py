@@ -10,29 +10,32 @@ from ..sim.transfer.pair import Pair, PairVerdict
 from .allocator_choice import choose_allocator, import_from_here
 from .output import print_report, stdout_kept, terminal, write_json
 from .peers_document import document_of
-from .peers_run import JudgedPair, Side
+from .peers_replay import ReplayOptions, replay_pair
+from .peers_run import JudgedPair, Side, exit_status
 from .saved_case import SavedCase
-from .status import CLEAN, WRONG
 
 
-def check_pair_case(saved: SavedCase, pair: Pair, json: bool) -> int:
-    """Judge a saved pair again and report it; return the exit status."""
+def check_pair_case(saved: SavedCase, pair: Pair, json: bool, replay: ReplayOptions | None = None) -> int:
+    """Judge a saved pair again (and carry it out on memory) and report it; return the exit status."""
     with stdout_kept():  # an allocator of somebody's own may print
         judged = judge_saved_pair(pair, saved.allocator)
         sides = sides_of(pair, saved.allocator, judged.verdict)
+        method = transfer_named(saved.allocator)[0]
+        moved = None if replay is None else replay_pair(sides, method, replay)
     rules = judged.rules
     outcome = saved.outcome_of(rules)
     if json:
-        write_json(document_of(sides) | {"transfer": transfer_named(saved.allocator)[0].name, "case": outcome})
+        document = document_of(sides) | {"transfer": method.name, "case": outcome}
+        write_json(document | ({} if replay is None else {"replay": moved}))
     else:
         from .report_peers import report_pair
 
         console = terminal()
-        report_pair(console, sides)
+        report_pair(console, sides, moved)
         verb = "still breaks" if outcome["still_fails"] else "no longer breaks"
         console.print(f"\nThe case {verb} {', '.join(outcome['rules']) or 'any rule'}.", markup=False)
         print_report(console)
-    return CLEAN if judged.verdict.status == "clean" else WRONG
+    return exit_status(sides, moved)
 
 
 def judge_saved_pair(pair: Pair, allocator: str) -> JudgedTransfer:

@@ -41,6 +41,22 @@ DstAllocator: TypeAlias = Annotated[str | None, _side("--dst-allocator", "NAME",
 Transfer: TypeAlias = Annotated[
     str | None, typer.Option("--transfer", metavar="NAME", help="A faulty transfer instead: fault:NAME.")
 ]
+_REPLAY = "Replay on real memory"
+
+Replay: TypeAlias = Annotated[
+    bool, typer.Option("--replay", help="Carry the transfer out and compare every byte.", rich_help_panel=_REPLAY)
+]
+ReplayDevice: TypeAlias = Annotated[str | None, _side("--device", "cpu|cuda", "Where; else cpu.", _REPLAY)]
+Processes: TypeAlias = Annotated[
+    bool,
+    typer.Option("--processes", help="A process for each rank: gloo on cpu, NCCL on cuda.", rich_help_panel=_REPLAY),
+]
+MaxMemory: TypeAlias = Annotated[
+    str | None, _side("--max-memory", "BYTES", "Memory of all pools; else 256MiB.", _REPLAY)
+]
+Timeout: TypeAlias = Annotated[
+    str | None, _side("--timeout", "SECONDS", "How long processes wait for one another; else 120.", _REPLAY)
+]
 Save: TypeAlias = Annotated[
     str | None, typer.Option("--save", metavar="DIR", help="Save the pair here as a case, if it does not fit or fails.")
 ]

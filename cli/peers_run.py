@@ -24,6 +24,8 @@ from .deployment import deploy_model, read_deployment, read_format, read_list, r
 from .examination import NamedAllocator
 from .output import print_report, stdout_kept, terminal, watched, write_json
 from .peers_document import document_of
+from .peers_replay import OPTIONS as REPLAY_OPTIONS
+from .peers_replay import ReplayedPair, read_replay, replay_pair
 from .saved_case import SavedCase, read_saved_case
 from .status import CLEAN, WRONG
 from .wording import printable_path
@@ -80,7 +82,7 @@ def run_pair(config: str, other: str | None, words: Mapping[str, Any], json: boo
     saved = read_saved_case(config, words["allocator"])
     if saved is not None and isinstance(saved.case.input, Pair):
         return _run_saved(saved, saved.case.input, other, words, json)
-    method = read_method(words["transfer"])
+    method, replay = read_method(words["transfer"]), read_replay(words)
     common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
     if words["save"] is not None:
         require_folder(Path(words["save"]), "--save")
@@ -91,29 +93,36 @@ def run_pair(config: str, other: str | None, words: Mapping[str, Any], json: boo
         two = read_side(theirs, other or config, "--dst", common, destination)
         judged = judge_sides(one, two, method)
         kept = None if words["save"] is None else save_pair(judged, method, Path(words["save"]))
+        moved = None if replay is None else replay_pair(judged, method, replay)
     if json:
-        write_json(document_of(judged) | ({} if kept is None else {"case": str(kept)}))
+        more: dict[str, Any] = {} if kept is None else {"case": str(kept)}
+        write_json(document_of(judged) | more | ({} if replay is None else {"replay": moved}))
     else:
         from .report_peers import report_pair
 
         console = terminal()
-        report_pair(console, judged)
+        report_pair(console, judged, moved)
         if kept is not None:
             console.print(f"\nSaved as {printable_path(kept)}", markup=False, soft_wrap=True)
         print_report(console)
-    return CLEAN if judged.verdict.status == "clean" else WRONG
+    return exit_status(judged, moved)
+
+
+def exit_status(judged: JudgedPair, moved: ReplayedPair | None) -> int:
+    """Return 0 where the pair is clean and memory agrees with the simulator, 1 otherwise."""
+    return WRONG if judged.verdict.status != "clean" or (moved is not None and moved.findings) else CLEAN
 
 
 def _run_saved(saved: SavedCase, pair: Pair, other: str | None, words: Mapping[str, Any], json: bool) -> int:
     """Run ``peers`` for the saved case of a pair, which has both sides with it."""
     from .pair_case import check_pair_case
 
-    meant = {"config", "allocator", "json"}
+    meant = {"config", "allocator", "json", *REPLAY_OPTIONS}
     extra = [_option(name) for name, value in words.items() if value not in (None, False) and name not in meant]
     if extra:
         what = "OTHER" if other is not None else extra[0]
         raise SpecError(what, "the case is a pair, which has its specs with it: leave it out")
-    return check_pair_case(saved, pair, json)
+    return check_pair_case(saved, pair, json, read_replay(words))
 
 
 def save_pair(judged: JudgedPair, method: Method, folder: Path) -> Path | None:
@@ -143,6 +152,9 @@ def save_pair(judged: JudgedPair, method: Method, folder: Path) -> Path | None:
 
 def run_matrix(config: str, other: str | None, words: Mapping[str, Any], json: bool) -> int:
     """Run ``peers --matrix``; return the exit status. ``words`` are the options by name."""
+    extra = next((name for name in ("save", *REPLAY_OPTIONS) if words[name] not in (None, False)), None)
+    if extra is not None:
+        raise SpecError(_option(extra), "found together with --matrix, needs a single pair")
     common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
     given = [name for side, option in ((source, "--src"), (destination, "--dst")) for name in _named(side, option)]
     if given or other is not None or common["--kv-dtype"] is not None:

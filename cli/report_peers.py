@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..sim.finding import Finding
 from ..sim.transfer.planning import bytes_moved
+from .peers_replay import ReplayedPair
 from .peers_run import JudgedPair, Side
 from .report import heading, print_notes, print_rejection
 from .wording import counted, human_bytes, printable_line
@@ -32,8 +33,8 @@ _MEANINGS = {
 }
 
 
-def report_pair(console: Console, judged: JudgedPair) -> None:
-    """Print who sends to whom, what is moved, and the verdict."""
+def report_pair(console: Console, judged: JudgedPair, moved: ReplayedPair | None = None) -> None:
+    """Print who sends to whom, what is moved, the verdict, and what memory said where it was asked."""
     verdict = judged.verdict
     word, style = _VERDICTS[verdict.status]
     table = Table.grid(padding=(0, 2))
@@ -51,6 +52,21 @@ def report_pair(console: Console, judged: JudgedPair) -> None:
         heading(console, f"the {verdict.side} is rejected by its allocator")
         print_rejection(console, verdict.rejection)
     _print_findings(console, verdict.findings)
+    if moved is not None:
+        _print_replay(console, moved)
+
+
+def _print_replay(console: Console, moved: ReplayedPair) -> None:
+    where = f"{moved.processes} processes, {moved.device}" if moved.processes else printable_line(moved.device)
+    heading(console, f"replayed on real memory: {where}")
+    _print_findings(console, moved.findings, titled=False)
+    if not moved.findings:
+        probed = f", {moved.rows_probed:,} rows by probe kernels" if moved.rows_probed else ""
+        text = f"every byte of {moved.memory_bytes:,} B is as the simulator says{probed}"
+        console.print(f"  {text}", markup=False)
+    if moved.seconds:
+        text = f"{moved.bytes:,} B in {moved.seconds * 1000:.2f} ms, {moved.ratio:.2f} times the speed of a plain copy"
+        console.print(f"  {text}", markup=False)
 
 
 def _side_words(side: Side) -> str:

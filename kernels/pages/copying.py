@@ -22,7 +22,7 @@ CHUNK_WORDS: Final = 4096
 """Words of a long row that one program copies."""
 
 
-class _Side(msgspec.Struct, frozen=True):
+class Side(msgspec.Struct, frozen=True):
     """One side of a copy, in words: the tensor, where it starts, and its strides (slot first)."""
 
     words: Any
@@ -32,41 +32,45 @@ class _Side(msgspec.Struct, frozen=True):
 
 def gather_pages(view: CacheView, slots: Any, out: Any) -> None:
     """Copy the pages ``slots`` (int32) of ``view`` to ``out``, of shape (pages, *page) and the view's type, dense."""
-    _copy(view.shape, _side(view), _dense(view, out, slots), slots, _order(slots), view.format.container_bytes)
+    copy_between(view.shape, _side(view), _dense(view, out, slots), slots, _order(slots), view.format.container_bytes)
 
 
 def scatter_pages(view: CacheView, slots: Any, pages: Any) -> None:
     """Copy dense ``pages``, of shape (pages, *page), to the pages ``slots`` (int32, each once) of ``view``."""
-    _copy(view.shape, _dense(view, pages, slots), _side(view), _order(slots), slots, view.format.container_bytes)
+    copy_between(view.shape, _dense(view, pages, slots), _side(view), _order(slots), slots, view.format.container_bytes)
 
 
 def fork_pages(view: CacheView, sources: Any, targets: Any) -> None:
     """Copy the pages ``sources`` of ``view`` to its pages ``targets`` (int32, each once, none of them a source)."""
     if sources.shape != targets.shape:
         raise SpecError("targets", f"found {targets.numel()} slots, needs {sources.numel()} as in sources")
-    _copy(view.shape, _side(view), _side(view), sources, targets, view.format.container_bytes)
+    copy_between(view.shape, _side(view), _side(view), sources, targets, view.format.container_bytes)
 
 
-def _side(view: CacheView) -> _Side:
-    return _Side(view.storage, view.start, (view.slot_stride, *view.strides))
+def _side(view: CacheView) -> Side:
+    return Side(view.storage, view.start, (view.slot_stride, *view.strides))
 
 
-def _dense(view: CacheView, pages: Any, slots: Any) -> _Side:
+def _dense(view: CacheView, pages: Any, slots: Any) -> Side:
     needed = (slots.numel(), *view.shape)
     if tuple(pages.shape) != needed or pages.dtype != view.storage.dtype or not pages.is_contiguous():
         found = f"found {pages.dtype} of {tuple(pages.shape)}"
         raise SpecError(view.name, f"{found}, needs contiguous {view.storage.dtype} of {needed}")
-    return _Side(pages, 0, tuple(pages.stride()))
+    return Side(pages, 0, tuple(pages.stride()))
 
 
 def _order(slots: Any) -> Any:
     return torch.arange(slots.numel(), dtype=torch.int32, device=slots.device)
 
 
-def _copy(
-    shape: tuple[int, ...], source: _Side, target: _Side, source_slots: Any, target_slots: Any, container_bytes: int
+def copy_between(
+    shape: tuple[int, ...], source: Side, target: Side, source_slots: Any, target_slots: Any, container_bytes: int
 ) -> None:
-    """Copy pages of ``shape`` containers, in the widest words that fit both sides."""
+    """Copy pages of ``shape`` containers, slot by slot, in the widest words that fit both sides.
+
+    Slots are contiguous int32 tensors on the device. Raises ``SpecError`` for a page of more than three axes that do
+    not continue each other.
+    """
     for name, slots in (("source slots", source_slots), ("target slots", target_slots)):
         if slots.dtype != torch.int32 or not slots.is_contiguous():
             raise SpecError(name, f"found a tensor of {slots.dtype}, needs a contiguous one of int32")

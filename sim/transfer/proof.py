@@ -33,7 +33,7 @@ REQUESTS = 2
 """States that a proof moves, each in a slot of its own."""
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class StagedRank(msgspec.Struct, frozen=True):
     """One rank of one side: its planes by pool, and the slots of the request by life cycle."""
 
     layout: Layout
@@ -42,7 +42,19 @@ class _Rank(msgspec.Struct, frozen=True):
     slots: list[list[int]]
 
 
-class _Writes(msgspec.Struct, frozen=True):
+class Staging(msgspec.Struct, frozen=True):
+    """Two sides with a request in the slots of each, and the addresses that they share.
+
+    ``slots`` are those of the source and those of the destination, as ``byte_copies`` takes them.
+    """
+
+    senders: list[StagedRank]
+    receivers: list[StagedRank]
+    addresses: Addresses
+    slots: tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], list[int]]]
+
+
+class Writes(msgspec.Struct, frozen=True):
     """A pool of the destination after the copies: what it holds, how often each granule was written, what it should
     hold, and the copies that reach past a pool."""
 
@@ -73,6 +85,22 @@ def prove(source: Sequence[Layout], destination: Sequence[Layout], copies: Seque
     The layouts are those of the ranks that hold the request, with at least ``slots_needed`` slots. Raises ``SpecError``
     for fewer slots, and for pools too large to be tagged.
     """
+    staging = stage(source, destination)
+    by_rank = {rank.rank: rank for rank in staging.senders}
+    by_pool: dict[tuple[int, int], list[Copy]] = {}
+    for copy in copies:
+        by_pool.setdefault((copy.destination_rank, copy.destination_pool), []).append(copy)
+    wrong: list[Wrong] = []
+    for rank in staging.receivers:
+        for pool in range(len(rank.layout.pools)):
+            into = by_pool.get((rank.rank, pool), [])
+            writes, granule = _writes(staging, by_rank, rank, pool, into)
+            wrong += _compare(rank, pool, writes, staging.addresses, granule)
+    return findings_of(wrong)
+
+
+def stage(source: Sequence[Layout], destination: Sequence[Layout]) -> Staging:
+    """Return both sides with a request in their slots; raises as ``prove`` does."""
     tokens = _tokens(source), _tokens(destination)
     positions = 2 * max(tokens)
     senders = [_rank(layout, tokens[0], positions, reverse=True) for layout in source]
@@ -87,23 +115,31 @@ def prove(source: Sequence[Layout], destination: Sequence[Layout], copies: Seque
     }
     planes = [plane for rank in everyone for of_pool in rank.planes.values() for plane in of_pool]
     addresses = Addresses(planes, positions, REQUESTS, recurrent)
-    slots_of = [
+    slots = [
         {(rank.rank, cycle): slots for rank in side for cycle, slots in enumerate(rank.slots)}
         for side in (senders, receivers)
     ]
-    by_pool: dict[tuple[int, int], list[Copy]] = {}
-    for copy in copies:
-        by_pool.setdefault((copy.destination_rank, copy.destination_pool), []).append(copy)
-    by_rank = {rank.rank: rank for rank in senders}
-    wrong: list[Wrong] = []
-    for rank in receivers:
-        for pool in range(len(rank.layout.pools)):
-            into = by_pool.get((rank.rank, pool), [])
-            granule = _granule(rank, pool, into, by_rank)
-            absolute = list(byte_copies(into, slots_of[0], slots_of[1]))
-            writes = _write(rank, pool, absolute, by_rank, addresses, granule)
-            wrong += _compare(rank, pool, writes, addresses, granule)
-    return findings_of(wrong)
+    return Staging(senders, receivers, addresses, (slots[0], slots[1]))
+
+
+def predicted(staging: Staging, rank: StagedRank, pool: int, copies: Sequence[Copy]) -> tuple[Writes, int]:
+    """Return what a pool of a destination's rank holds after ``copies`` (of the whole plan), and the bytes of a tag."""
+    into = [copy for copy in copies if (copy.destination_rank, copy.destination_pool) == (rank.rank, pool)]
+    return _writes(staging, {sender.rank: sender for sender in staging.senders}, rank, pool, into)
+
+
+def source_tags(staging: Staging, rank: StagedRank, pool: int) -> tuple[Tags, int]:
+    """Return the addresses that a pool of a source's rank holds, and the bytes of each."""
+    granule = _granule(rank, pool, (), {})
+    return _filled(rank, pool, staging.addresses, granule), granule
+
+
+def _writes(
+    staging: Staging, by_rank: dict[int, StagedRank], rank: StagedRank, pool: int, into: Sequence[Copy]
+) -> tuple[Writes, int]:
+    granule = _granule(rank, pool, into, by_rank)
+    absolute = list(byte_copies(into, *staging.slots))
+    return _write(rank, pool, absolute, by_rank, staging.addresses, granule), granule
 
 
 def _tokens(layouts: Sequence[Layout]) -> int:
@@ -113,7 +149,7 @@ def _tokens(layouts: Sequence[Layout]) -> int:
     return spec.tokens_per_block
 
 
-def _rank(layout: Layout, tokens: int, positions: int, *, reverse: bool) -> _Rank:
+def _rank(layout: Layout, tokens: int, positions: int, *, reverse: bool) -> StagedRank:
     """Return one rank with slots for the request: not in order, and not from slot 0 on both sides."""
     planes: dict[int, list[Plane]] = {}
     for plane in planes_of(layout):
@@ -131,10 +167,10 @@ def _rank(layout: Layout, tokens: int, positions: int, *, reverse: bool) -> _Ran
         needed = taken.get((pool.manager, pool.group), 0) + reverse
         if pool.slot_count < needed:
             raise SpecError("slots", f"found {pool.slot_count}, needs at least {needed} to prove a transfer")
-    return _Rank(layout, 0 if layout.spec is None else layout.spec.rank, planes, slots)
+    return StagedRank(layout, 0 if layout.spec is None else layout.spec.rank, planes, slots)
 
 
-def _granule(rank: _Rank, pool: int, copies: Sequence[Copy], senders: dict[int, _Rank]) -> int:
+def _granule(rank: StagedRank, pool: int, copies: Sequence[Copy], senders: dict[int, StagedRank]) -> int:
     """Return the largest number of bytes that stays together in all that has to do with one pool."""
     sizes = [size for plane in rank.planes.get(pool, ()) for size in sizes_of(plane)]
     for key in {(copy.source_rank, copy.source_pool) for copy in copies}:
@@ -145,7 +181,7 @@ def _granule(rank: _Rank, pool: int, copies: Sequence[Copy], senders: dict[int, 
     return math.gcd(*sizes) or 1
 
 
-def _filled(rank: _Rank, pool: int, addresses: Addresses, granule: int) -> Tags:
+def _filled(rank: StagedRank, pool: int, addresses: Addresses, granule: int) -> Tags:
     """Return a pool's tags, with the request's slots filled and everything else empty."""
     size_bytes = rank.layout.pools[pool].size_bytes
     granules = div_up(size_bytes, granule)
@@ -176,13 +212,13 @@ def _units(size_bytes: int, granule: int) -> int:
 
 
 def _write(
-    rank: _Rank,
+    rank: StagedRank,
     pool: int,
     copies: Sequence[ByteCopy],
-    senders: dict[int, _Rank],
+    senders: dict[int, StagedRank],
     addresses: Addresses,
     granule: int,
-) -> _Writes:
+) -> Writes:
     """Return a pool of the destination after the copies into it."""
     wanted = _filled(rank, pool, addresses, granule)
     held: Tags = np.zeros_like(wanted)
@@ -200,10 +236,10 @@ def _write(
             continue
         reached[1][...] = reached[0]
         counted[1][...] += np.uint16(1)
-    return _Writes(held, count, wanted, stray)
+    return Writes(held, count, wanted, stray)
 
 
-def _compare(rank: _Rank, pool: int, writes: _Writes, addresses: Addresses, granule: int) -> Iterator[Wrong]:
+def _compare(rank: StagedRank, pool: int, writes: Writes, addresses: Addresses, granule: int) -> Iterator[Wrong]:
     """Yield what is wrong in one pool."""
     for copy in writes.stray:
         yield Wrong("past", rank.layout, pool, copy.destination_offset, copy.run_bytes, None, None)
@@ -228,7 +264,7 @@ def _compare(rank: _Rank, pool: int, writes: _Writes, addresses: Addresses, gran
         )
 
 
-def _samples(differs: np.ndarray, writes: _Writes) -> np.ndarray:
+def _samples(differs: np.ndarray, writes: Writes) -> np.ndarray:
     """Return the granules to report on: all, or where there are many, some from every part of the pool."""
     most = 4096
     if differs.size <= most:
@@ -237,4 +273,16 @@ def _samples(differs: np.ndarray, writes: _Writes) -> np.ndarray:
     return differs[::step]
 
 
-__all__ = ["MAX_GRANULES", "REQUESTS", "Name", "prove", "slots_needed"]
+__all__ = [
+    "MAX_GRANULES",
+    "REQUESTS",
+    "Name",
+    "StagedRank",
+    "Staging",
+    "Writes",
+    "predicted",
+    "prove",
+    "slots_needed",
+    "source_tags",
+    "stage",
+]

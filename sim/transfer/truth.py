@@ -146,7 +146,7 @@ def _even(count: int, step: int) -> tuple[int, ...]:
 class Addresses:
     """The logical address space that both sides share: where each (layer, role) starts.
 
-    ``positions`` tokens and ``requests`` states of every plane have addresses.
+    ``positions`` tokens and ``requests`` states of every plane have addresses, all of them below ``end``.
     """
 
     def __init__(self, planes: Sequence[Plane], positions: int, requests: int, recurrent: set[Name]) -> None:
@@ -162,6 +162,7 @@ class Addresses:
         for name in self.names:
             self.starts.append(start)
             start += sizes[name]
+        self.end = start
         self.start_of = dict(zip(self.names, self.starts, strict=True))
 
     def decode(self, address: int) -> tuple[Name, int, int, int]:

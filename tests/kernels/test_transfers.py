@@ -1,0 +1,241 @@
+"""Transfers on real memory: every byte as predicted, for sound and faulty transfers, on one device and by processes."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvsan.ci.transfer_faults import TRANSFER_FAULTS, TransferFault
+from kvsan.kernels.device import Device
+from kvsan.model.errors import SpecError
+from kvsan.model.formats import ElementFormat
+from kvsan.model.layers import INDEX_KEY, SidePlane
+from kvsan.model.parallel import ParallelLayout
+from kvsan.model.spec import AttentionLayer, CacheSpec, RecurrentLayer
+from kvsan.sim.transfer.faulty import method_named
+from kvsan.sim.transfer.pair import Pair, PairVerdict, judge_pair
+from kvsan.sim.transfer.plan import ByteCopy
+from kvsan.sim.transfer.proof import stage
+
+torch = pytest.importorskip("torch")
+
+from kvsan.kernels.transfers import carrying  # noqa: E402
+from kvsan.kernels.transfers.carrying import Flat, bytes_of, carry, inside, launch, messages, pack, unpack  # noqa: E402
+from kvsan.kernels.transfers.contents import CANARY, VOID, SourcePool, TargetPool, digits_of  # noqa: E402
+from kvsan.kernels.transfers.one_device import replay_transfer  # noqa: E402
+from kvsan.kernels.transfers.rows import _even_runs, rows_of_rank  # noqa: E402
+
+LAYERS = (
+    AttentionLayer(
+        kv_heads=4, head_dim=16, side_planes=(SidePlane(role=INDEX_KEY, dim=16, format=ElementFormat.BF16),)
+    ),
+    RecurrentLayer(algorithm="gdn", heads=4, head_dim=2, groups=2, state_dim=4, conv_kernel=4),
+)
+ALLOCATOR = "trtllm-v2-qsa-packed"
+SPEC = CacheSpec(layers=LAYERS, tokens_per_block=4)
+
+
+def verdict_of(source: str, destination: str, tokens: int = 4, **fields: object) -> PairVerdict:
+    one = msgspec.structs.replace(SPEC, parallel=ParallelLayout.parse(source), **fields)
+    other = msgspec.structs.replace(SPEC, parallel=ParallelLayout.parse(destination), tokens_per_block=tokens, **fields)
+    return judge_pair(Pair(source=one, destination=other), ALLOCATOR)
+
+
+@pytest.mark.parametrize(("source", "destination"), [("tp2", "tp1"), ("adp2", "tp4pp2")])
+def test_a_sound_transfer_is_as_predicted_and_probed(host: Device, source: str, destination: str) -> None:
+    verdict = verdict_of(source, destination)
+    assert verdict.status == "clean", verdict.findings
+    moved = replay_transfer(host, verdict)
+    assert moved.findings == ()
+    assert moved.bytes > 0
+    assert moved.rows_probed > 10
+    assert moved.seconds > 0 < moved.plain_seconds
+    assert moved.ratio == moved.plain_seconds / moved.seconds
+
+
+@pytest.mark.parametrize("fault", TRANSFER_FAULTS, ids=lambda fault: fault.name)
+def test_what_a_faulty_transfer_does_to_memory_is_as_predicted(host: Device, fault: TransferFault) -> None:
+    verdict = judge_pair(fault.minimum, method=method_named(fault.name))
+    assert verdict.status == "findings"
+    moved = replay_transfer(host, verdict)
+    assert (moved.findings, moved.rows_probed) == ((), 0)
+
+
+def test_memory_that_does_otherwise_is_found(host: Device, monkeypatch) -> None:
+    """A copy that is not carried out, one that writes another byte, one that writes behind a pool."""
+    verdict = verdict_of("tp1", "tp2")
+    real = carrying.carry
+
+    def lost(copy: ByteCopy, source: Flat, destination: Flat) -> None:
+        if copy.destination_rank != 1 or copy.destination_pool != 0:
+            real(copy, source, destination)
+
+    def shifted(copy: ByteCopy, source: Flat, destination: Flat) -> None:
+        real(msgspec.structs.replace(copy, destination_offset=copy.destination_offset + 1), source, destination)
+
+    def behind(copy: ByteCopy, source: Flat, destination: Flat) -> None:
+        real(copy, source, destination)
+        destination.octets[destination.before + destination.size_bytes] = 1
+
+    def at_the_source(copy: ByteCopy, source: Flat, destination: Flat) -> None:
+        real(copy, source, destination)
+        source.octets[source.before] += 1
+
+    for wrong, words in (
+        (lost, "on the destination's rank 1"),
+        (shifted, "on the destination's rank 0"),
+        (behind, "found 0x01, needs 0xa5"),
+        (at_the_source, "on the source's rank 0"),
+    ):
+        monkeypatch.setattr(carrying, "carry", wrong)
+        findings = replay_transfer(host, verdict).findings
+        assert {finding.rule for finding in findings} == {"replay-mismatch"}
+        assert any(words in finding.message for finding in findings), findings
+
+
+def test_memory_is_bounded(host: Device) -> None:
+    with pytest.raises(SpecError, match=r"--max-memory: the pools of both sides take \d+ B, needs at most 999 B"):
+        replay_transfer(host, verdict_of("tp1", "tp2"), max_bytes=999)
+
+
+def test_the_rows_of_a_rank_are_its_logical_bytes() -> None:
+    """Against the tags: every byte of every row of the source has the row's address plus its place in the row."""
+    verdict = verdict_of("tp2", "tp1")
+    staging = stage(verdict.source, verdict.destination)
+    for rank in staging.senders:
+        from kvsan.kernels.transfers.contents import source_pools
+
+        pools = source_pools(staging, rank)
+        told = [np.zeros(pool.size_bytes, dtype=np.int64) for pool in pools]
+        for place, count, pitch, size, number, step, pool, _ in rows_of_rank(staging, rank, 0):
+            for cell in range(count):
+                start = place + cell * pitch
+                told[pool][start : start + size] = number + cell * step + np.arange(size)
+        for pool, numbers in zip(pools, told, strict=True):
+            tags = np.repeat(pool.tags.astype(np.int64), pool.granule)[: pool.size_bytes]
+            inside_granule = np.tile(np.arange(pool.granule), len(pool.tags))[: pool.size_bytes]
+            assert np.array_equal(numbers, np.where(tags > 0, tags + inside_granule, 0))
+    assert list(_even_runs((0, 2, 4, 9, 10, 11, 30))) == [(0, 3), (3, 3), (6, 1)]
+
+
+def test_contents_by_hand() -> None:
+    tags = np.array([0, 0x1FE, 0], dtype=np.uint64)
+    source = SourcePool(0, 0, 11, tags, 4)
+    assert list(source.filled(0)) == [VOID] * 4 + [0xFE, 0xFF, 0x00, 0x01] + [VOID] * 3
+    assert list(source.filled(1)) == [VOID] * 4 + [1, 1, 2, 2] + [VOID] * 3
+    held = np.array([0x1FE, 0, 0], dtype=np.uint64)
+    target = TargetPool(0, 0, 11, tags, held, np.array([True, False, True]), 4)
+    assert list(target.before(0)) == [CANARY] * 4 + [0x01, 0x00, 0xFF, 0xFE] + [CANARY] * 3
+    assert list(target.after(0)) == [0xFE, 0xFF, 0x00, 0x01] + [0x01, 0x00, 0xFF, 0xFE] + [VOID] * 3
+    assert digits_of(stage(*[verdict_of("tp1", "tp1").source] * 2)) == 3
+
+
+def copied(copy: ByteCopy, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return ``target`` after ``copy``, byte by byte."""
+    result = target.copy()
+    for index in np.ndindex(*copy.counts):
+        one = copy.source_offset + sum(i * s for i, s in zip(index, copy.source_strides, strict=True))
+        other = copy.destination_offset + sum(i * s for i, s in zip(index, copy.destination_strides, strict=True))
+        result[other : other + copy.run_bytes] = source[one : one + copy.run_bytes]
+    return result
+
+
+COPIES = [
+    ByteCopy(0, 0, 3, 0, 0, 5, 7, (), (), ()),
+    ByteCopy(0, 0, 8, 0, 0, 16, 8, (3,), (16,), (24,)),
+    ByteCopy(0, 0, 1, 0, 0, 2, 3, (2, 4), (40, 6), (31, 5)),
+    ByteCopy(0, 0, 4, 0, 0, 0, 4, (5,), (4,), (12,)),
+]
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("limit", [2, 9, 1000])
+def test_copies_and_messages_against_byte_by_byte(copy: ByteCopy, limit: int) -> None:
+    source = np.arange(1, 129, dtype=np.uint8)
+    target = np.zeros(128, dtype=np.uint8)
+    wanted = copied(copy, source, target)
+    flats = [{(0, 0): Flat(torch.from_numpy(side.copy().view(np.int8)), 0, 128)} for side in (source, target)]
+    carry(copy, flats[0][0, 0], flats[1][0, 0])
+    assert np.array_equal(flats[1][0, 0].octets.numpy().view(np.uint8), wanted)
+    flats[1][0, 0].octets.zero_()
+    parcel = torch.zeros(limit + 3, dtype=torch.int8)
+    total = 0
+    for message in messages([copy, copy], limit):
+        size = sum(map(bytes_of, message))
+        assert size <= limit or copy.run_bytes > limit
+        assert pack(message, flats[0], parcel) == unpack(message, parcel, flats[1]) == size <= limit
+        total += size
+    assert total == 2 * bytes_of(copy)
+    assert np.array_equal(flats[1][0, 0].octets.numpy().view(np.uint8), wanted)
+
+
+def test_the_kernel_for_pages_copies_the_same(host: Device) -> None:
+    """What a GPU launches for all blocks of a copy, through the interpreter."""
+    from kvsan.sim.transfer.plan import Copy, byte_copies
+
+    source = torch.from_numpy(np.arange(1, 251, dtype=np.uint8).view(np.int8))
+    for counts, one, other, run in (((), (), (), 12), ((3,), (8,), (4,), 4), ((2,), (9,), (5,), 3)):
+        copy = Copy(0, 0, 0, 40, 4, 1, 0, 0, 36, 8, run, counts, one, other)
+        blocks = list(byte_copies([copy], {(0, 0): [4, 0, 2]}, {(1, 0): [1, 3, 0]}))
+        flats = [Flat(torch.zeros(300, dtype=torch.int8), 16, 250) for _ in range(2)]
+        taken = Flat(source, 0, 250)
+        launch(copy, blocks, taken, flats[0])
+        for block in blocks:
+            carry(block, taken, flats[1])
+        assert torch.equal(flats[0].octets, flats[1].octets)
+        assert flats[0].octets.any()
+
+
+def test_nothing_is_carried_past_a_pool() -> None:
+    flat = Flat(None, 0, 20)
+    assert inside(ByteCopy(0, 0, 12, 0, 0, 0, 4, (2,), (4,), (16,)), flat, flat)
+    for copy in (
+        ByteCopy(0, 0, 13, 0, 0, 0, 4, (2,), (4,), (16,)),
+        ByteCopy(0, 0, 12, 0, 0, 1, 4, (2,), (4,), (16,)),
+        ByteCopy(0, 0, -1, 0, 0, 0, 4, (), (), ()),
+    ):
+        assert not inside(copy, flat, flat)
+
+
+def test_torch_is_imported_only_for_a_replay() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, kvsan.cli.peers_run, kvsan.cli.peers_replay, kvsan.cli.pair_case, kvsan.ci.transfer_campaign\n"
+        "print(sorted({'torch', 'triton', 'cupy'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("source", "destination"), [("tp2", "tp1"), ("tp1", "tp4"), ("adp2", "tp4pp2"), ("tp4", "tp2")]
+)
+def test_a_gpu_moves_as_predicted(gpu: Device, source: str, destination: str) -> None:
+    for tokens in (4, 8):
+        verdict = verdict_of(source, destination, tokens)
+        moved = replay_transfer(gpu, verdict)
+        assert moved.findings == ()
+        assert moved.rows_probed > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", TRANSFER_FAULTS, ids=lambda fault: fault.name)
+def test_a_faulty_transfer_on_a_gpu_is_as_predicted(gpu: Device, fault: TransferFault) -> None:
+    moved = replay_transfer(gpu, judge_pair(fault.minimum, method=method_named(fault.name)))
+    assert moved.findings == ()
+
+
+@pytest.mark.gpu
+def test_two_gpus_move_through_nccl(gpu: Device) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs, a process for each")
+    from kvsan.ci.transfer_processes import move_between_processes
+    from kvsan.kernels.transfers.child import Job
+
+    pair = Pair(source=SPEC, destination=msgspec.structs.replace(SPEC, tokens_per_block=8))
+    reports = move_between_processes(Job(pair, "transfer", ALLOCATOR, ALLOCATOR, "cuda", 1, 1, 120.0))
+    assert [report.differences for report in reports] == [(), ()]
