@@ -84,6 +84,8 @@ def run_pair(config: str, other: str | None, words: Mapping[str, Any], json: boo
         return _run_saved(saved, saved.case.input, other, words, json)
     method, replay = read_method(words["transfer"]), read_replay(words)
     common, source, destination = _common(words), _own(words, "src"), _own(words, "dst")
+    if words["save"] == "":
+        raise SpecError("--save", "found an empty path, needs a folder")
     if words["save"] is not None:
         require_folder(Path(words["save"]), "--save")
     with stdout_kept():  # an allocator of somebody's own may print

@@ -186,7 +186,8 @@ def _filled(rank: StagedRank, pool: int, addresses: Addresses, granule: int) -> 
     size_bytes = rank.layout.pools[pool].size_bytes
     granules = div_up(size_bytes, granule)
     if granules > MAX_GRANULES:
-        raise SpecError("tokens_per_block", f"makes {granules} tags in one pool, needs at most {MAX_GRANULES}")
+        problem = f"makes {granules} tags in one pool, needs at most {MAX_GRANULES}: give fewer tokens per block"
+        raise SpecError("tokens_per_block", problem)
     tags: Tags = np.zeros(granules, dtype=np.uint64)
     known: dict[tuple[int, int, int], Tags] = {}
     for plane in rank.planes.get(pool, ()):

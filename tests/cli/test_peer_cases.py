@@ -9,9 +9,12 @@ import pytest
 
 from kvsan.ci.cases import Case, FoundRule, decode_case, encode_case, load_case, save_case
 from kvsan.ci.transfer_faults import TRANSFER_FAULTS
+from kvsan.ci.transfer_judging import judge_transfer
 from kvsan.ci.transfer_minima import pair_key, pair_size
 from kvsan.model.errors import SpecError
-from kvsan.model.spec import AttentionLayer, ParallelLayout
+from kvsan.model.formats import ElementFormat
+from kvsan.model.layers import INDEX_KEY, SidePlane
+from kvsan.model.spec import AttentionLayer, CacheSpec, ParallelLayout
 from kvsan.sim.transfer.pair import Pair
 
 CASES = Path(__file__).parents[2] / "examples" / "cases" / "pairs"
@@ -189,3 +192,19 @@ def test_the_plugin_judges_pairs(tmp_path) -> None:
     assert {fault.rule for fault in faults_of_case(case, case.allocator)} == {"record-layout"}
     assert faults_of_case(case, "transfer") == []
     assert spelled_input(case).startswith("pair: source: KV bf16, 1 token per block, tp1")
+
+
+def test_a_known_limit_of_a_later_stage_excuses() -> None:
+    """Found among 50,000 pairs: the second stage alone has the layers that the packed policy cannot place."""
+    plane = SidePlane(role=INDEX_KEY, dim=128, format=ElementFormat.BF16)
+    sparse = AttentionLayer(kv_heads=1, head_dim=128, side_planes=(plane,))
+    plain = AttentionLayer(kv_heads=1, head_dim=128)
+    spec = CacheSpec(
+        layers=(plain, sparse, plain), tokens_per_block=1, parallel=ParallelLayout(pp=2, pp_partition=(1, 2))
+    )
+    judged = judge_transfer(Pair(source=spec, destination=spec), "trtllm-v2-qsa-packed")
+    assert judged.verdict.status == "rejected"
+    assert judged.rules == ["rejected"]
+    assert judged.outside() == ()
+    legacy = judge_transfer(Pair(source=spec, destination=spec), "trtllm-v2-qsa-legacy")
+    assert [fault.rule for fault in legacy.outside()] == ["rejected"], "no limit excuses the policy before it"

@@ -83,6 +83,8 @@ def test_processes_are_told_the_pair_and_heard(run, spec, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
+        (("--save", ""), "--save: found an empty path, needs a folder"),
+        (("--save", "/dev/null/x"), "--save: /dev/null is not a folder"),
         (("--device", "cpu"), "--device: found without --replay, needs it"),
         (("--processes",), "--processes: found without --replay, needs it"),
         (("--max-memory", "1GiB"), "--max-memory: found without --replay, needs it"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -227,3 +228,42 @@ def test_twice_as_many_layers_make_twice_as_many_copies() -> None:
         pair = Pair(source=model(*[PLAIN] * layers, layout="tp1"), destination=model(*[PLAIN] * layers, layout="tp4"))
         counts.append(len(judge_pair(pair, "trtllm-v2").plan.copies))
     assert counts == [8 * 2 * 4, 16 * 2 * 4, 32 * 2 * 4]
+
+
+def calls(pair: Pair) -> int:
+    """Return the function calls that judging ``pair`` takes: its work, whatever else the machine does."""
+    count = 0
+
+    def count_calls(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_calls)
+    try:
+        verdict = judge_pair(pair, "trtllm-v2")
+    finally:
+        sys.setprofile(before)
+    assert verdict.status == "clean"
+    return count
+
+
+@pytest.mark.parametrize("layer", [PLAIN, LatentLayer(latent_dim=128)])
+def test_the_work_is_linear_in_views(layer: Layer) -> None:
+    """From registration to the proof: four times the layers take at most four times the calls, of which some are for
+    all layers together."""
+    few, more, many = (
+        calls(Pair(source=model(*[layer] * count, layout="tp1"), destination=model(*[layer] * count, layout="tp2pp4")))
+        for count in (20, 40, 80)
+    )
+    assert more < 2.05 * few
+    assert many < 2.05 * more
+
+
+def test_the_work_does_not_grow_with_the_bytes_of_a_page() -> None:
+    """A page of 64 times the bytes takes the same calls: bytes are moved by NumPy, as many as there are."""
+    small, large = (
+        calls(Pair(source=model(wide, layout="tp1"), destination=model(wide, layout="tp2")))
+        for wide in (replace(PLAIN, head_dim=16, value_dim=16), replace(PLAIN, head_dim=1024, value_dim=1024))
+    )
+    assert large == small

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from kvsan.model.spec import CacheSpec
@@ -37,6 +38,20 @@ def test_all_pairs_of_the_five_layouts_transfer_once(deploy: Deploy, kv_dtype: s
         stored = sum(buffer.page_bytes for layout in verdict.destination for buffer in layout.buffers)
         assert len(verdict.destination) == ranks
         assert bytes_moved(verdict.plan) == stored, "each stored byte of the destination is written once"
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("state_dtype", ["fp32", "fp16", "bf16"])
+def test_every_kv_dtype_with_every_state_dtype(deploy: Deploy, kv_dtype: str, state_dtype: str) -> None:
+    """All 25 pairs of the five layouts under the first few layers, which hold states, K/V, scales and planes."""
+    specs = {name: deploy(name, kv_dtype, tokens_per_block=4, state_dtype=state_dtype) for name in FIVE}
+    few = {name: msgspec.structs.replace(spec, layers=spec.layers[2:4]) for name, spec in specs.items()}
+    for one, other in itertools.product(FIVE, repeat=2):
+        verdict = judged(few[one], few[other])
+        assert verdict.status == "clean", (one, other, verdict.findings)
+        roles = {buffer.role for layout in verdict.destination for buffer in layout.buffers}
+        assert {"key", "value", "ssm_state", "conv_state"} <= roles
+        assert ("key_block_scale" in roles) == (kv_dtype == "nvfp4")
 
 
 @pytest.mark.parametrize("state_dtype", ["fp32", "fp16", "bf16"])
