@@ -46,7 +46,7 @@ def move_between_processes(job: Job, *, child: str = "kvsan.kernels.transfers.ch
         (folder / "job").write_bytes(msgspec.msgpack.encode(job))
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         processes = [
-            stack.enter_context(_process([child, str(folder / "job"), str(number)], environment))
+            stack.enter_context(_process([child, str(folder / "job"), str(number), str(os.getpid())], environment))
             for number in range(world)
         ]
         deadline = time.monotonic() + 2 * job.seconds

@@ -11,7 +11,7 @@ from .options import Json
 
 def bench(
     what: Annotated[
-        str, typer.Argument(metavar="check|fuzz|traces|replay", help="What to measure.", show_default=False)
+        str, typer.Argument(metavar="check|fuzz|traces|replay|transfer", help="What to measure.", show_default=False)
     ],
     config: Annotated[
         str | None, typer.Option("--config", metavar="CONFIG", help="check: the reference case's config.json.")
@@ -20,18 +20,27 @@ def bench(
     fault: Annotated[
         str | None, typer.Option("--fault", metavar="NAME", help="fuzz: measure this one fault only.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="replay: where to measure.")] = "cuda",
+    device: Annotated[
+        str, typer.Option("--device", metavar="cpu|cuda", help="replay, transfer: where to measure.")
+    ] = "cuda",
     memory: Annotated[
-        str, typer.Option("--memory", metavar="BYTES", help="replay: the pool that the passes go over.")
+        str,
+        typer.Option(
+            "--memory", metavar="BYTES", help="replay: the pool that the passes go over; transfer: all pools."
+        ),
     ] = "64GiB",
     layouts: Annotated[str, typer.Option("--layouts", metavar="N", help="replay: small layouts to replay.")] = "6000",
     json: Json = False,
 ) -> int:
-    """Measure what a check or an operation of a trace costs, how soon faults are found, or how fast layouts replay."""
+    """Measure what a check or an operation of a trace costs, how soon faults are found, or how fast memory is moved."""
     if what == "replay":
         from .bench_replay import bench_replay
 
         return bench_replay(config, device, memory, layouts, json)
+    if what == "transfer":
+        from .bench_replay import bench_transfer
+
+        return bench_transfer(config, device, memory, json)
     from .bench_run import run_bench
 
     return run_bench(what, config, seeds, fault, json)

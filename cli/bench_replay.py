@@ -54,5 +54,33 @@ def bench_replay(config: str | None, device: str, memory: str, layouts: str, jso
     return CLEAN
 
 
+def bench_transfer(config: str | None, device: str, memory: str, json: bool) -> int:
+    """Measure transfers between two sets of pools and report; the exit status is 0."""
+    require_choice("--device", device, ("cpu", "cuda"))
+    size = read_bytes("--memory", memory)
+    path = Path(config) if config is not None else REFERENCE
+    if not path.exists():
+        raise SpecError("--config", f"{path} is not there; give the reference case's config.json")
+    from ..kernels.device import open_device
+    from ..model.loading import load
+    from ..sim.registry import default_allocator
+
+    spec = load(path, kv_dtype="fp8")
+    open_device(device)
+    from ..ci.bench.transfers import bench_transfers
+
+    found = bench_transfers(spec, default_allocator(spec), size, device, _tell)
+    if json:
+        write_json(found)
+        return CLEAN
+    console = terminal()
+    for rate in found.pairs:
+        moved = f"{rate.copies:,} copies, {rate.blocks} blocks, {rate.bytes:,} B"
+        speed = f"{rate.of_plain_copy:.2f} of a plain copy ({rate.ms:.2f} ms over {rate.plain_ms:.2f} ms)"
+        console.print(f"{rate.source} to {rate.destination}: {speed}; {moved}", markup=False, soft_wrap=True)
+    print_report(console)
+    return CLEAN
+
+
 def _tell(text: str) -> None:
     print(text, file=sys.stderr)

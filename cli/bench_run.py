@@ -15,7 +15,7 @@ REFERENCE = Path(__file__).parent.parent / "examples" / "qwen3.8-flash-next" / "
 
 def run_bench(what: str, config: str | None, seeds: str, fault: str | None, json: bool) -> int:
     """Run one bench and report it; speed is never a failure, so the exit status is 0."""
-    require_choice("BENCH", what, ("check", "fuzz", "traces", "replay"))
+    require_choice("BENCH", what, ("check", "fuzz", "traces", "replay", "transfer"))
     if what == "check":
         return _bench_check(Path(config) if config is not None else REFERENCE, json)
     if what == "traces":

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import torch
 
+from ...sim.transfer.execution import window
 from ...sim.transfer.plan import ByteCopy, Copy, Slots, byte_copies
 from ..pages.copying import Side, copy_between
 
@@ -75,7 +76,26 @@ def inside(copy: ByteCopy, source: Flat, destination: Flat) -> bool:
 
 
 def carry(copy: ByteCopy, source: Flat, destination: Flat) -> None:
-    """Carry out one copy, in the widest words that all of its numbers allow."""
+    """Carry out one copy, which stays inside both pools: by NumPy on a host, by torch on a GPU."""
+    (carry_by_torch if source.octets.is_cuda else carry_by_numpy)(copy, source, destination)
+
+
+def carry_by_numpy(copy: ByteCopy, source: Flat, destination: Flat) -> None:
+    """Carry out one copy in host memory; raise ``IndexError`` where it leaves the memory."""
+    taken, given = (
+        window(flat.octets.numpy(), flat.before + offset, copy.run_bytes, copy.counts, strides, 1)
+        for flat, offset, strides in (
+            (source, copy.source_offset, copy.source_strides),
+            (destination, copy.destination_offset, copy.destination_strides),
+        )
+    )
+    if taken is None or given is None:
+        raise IndexError(f"{copy} reaches past the end of its memory")
+    given[...] = taken
+
+
+def carry_by_torch(copy: ByteCopy, source: Flat, destination: Flat) -> None:
+    """Carry out one copy on any device, in the widest words that all of its numbers allow."""
     numbers = (
         source.before + copy.source_offset,
         destination.before + copy.destination_offset,

@@ -1,6 +1,7 @@
-"""One rank of a transfer in a process of its own: ``python -m kvsan.kernels.transfers.child JOB PROCESS``.
+"""One rank of a transfer in a process of its own: ``python -m kvsan.kernels.transfers.child JOB PROCESS PARENT``.
 
-``JOB`` is a file that the parent has written beside the processes' meeting place; the answer goes beside it. All ranks
+``JOB`` is a file that the parent has written beside the processes' meeting place; the answer goes beside it. ``PARENT``
+is that process's number, since it may be gone before this one has read anything. All ranks
 work the same plan out from the pair, so nothing but the cache's bytes travels between them. Messages are of bounded
 size and go in one order that all agree on, so that nobody waits for somebody who waits for him. A process ends when its
 parent does, and when a message takes longer than the job allows.
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     """Take part in one transfer; return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     folder, number = Path(arguments[0]).parent, int(arguments[1])
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(int(arguments[2]),), daemon=True).start()
     answer = folder / f"answer-{number}"
     try:
         job = msgspec.msgpack.decode(Path(arguments[0]).read_bytes(), type=Job)

@@ -80,6 +80,23 @@ def test_processes_are_told_the_pair_and_heard(run, spec, monkeypatch) -> None:
     assert "the transfer did not end: process 1 of 3 ended by SIGKILL" in ran.out.replace("\n", " ").replace("  ", " ")
 
 
+def test_bench_transfer(run, spec) -> None:
+    from kvsan.ci.bench import transfers
+
+    options = ("bench", "transfer", "--device", "cpu", "--config", spec)
+    ran = run(*options, "--memory", "1MiB", "--json")
+    assert ran.status == 0
+    pairs = ran.document["pairs"]
+    assert [(pair["source"], pair["destination"]) for pair in pairs] == [*transfers.PAIRS]
+    for pair in pairs:
+        assert 2 <= pair["blocks"] <= 512
+        assert pair["of_plain_copy"] == pytest.approx(pair["plain_ms"] / pair["ms"])
+    assert pairs[0]["bytes"] == pairs[0]["blocks"] * 2 * 2 * 8 * 2, "K and V of 2 heads x 8 x fp8 x 2 tokens"
+    ran = run(*options, "--memory", "1KiB")
+    assert (ran.status, ran.out) == (2, "")
+    assert "--memory: found 1024 B, needs at least" in ran.err
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -156,9 +156,10 @@ def test_copies_and_messages_against_byte_by_byte(copy: ByteCopy, limit: int) ->
     target = np.zeros(128, dtype=np.uint8)
     wanted = copied(copy, source, target)
     flats = [{(0, 0): Flat(torch.from_numpy(side.copy().view(np.int8)), 0, 128)} for side in (source, target)]
-    carry(copy, flats[0][0, 0], flats[1][0, 0])
-    assert np.array_equal(flats[1][0, 0].octets.numpy().view(np.uint8), wanted)
-    flats[1][0, 0].octets.zero_()
+    for way in (carrying.carry_by_torch, carrying.carry_by_numpy):
+        way(copy, flats[0][0, 0], flats[1][0, 0])
+        assert np.array_equal(flats[1][0, 0].octets.numpy().view(np.uint8), wanted)
+        flats[1][0, 0].octets.zero_()
     parcel = torch.zeros(limit + 3, dtype=torch.int8)
     total = 0
     for message in messages([copy, copy], limit):
