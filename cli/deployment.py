@@ -221,7 +221,8 @@ def _refuse_other_files_of_ours(config: str) -> None:
         return
     if kind != "spec":
         found = f"a kvsan {kind}" if isinstance(kind, str) else f"kvsan: {shown(kind)}"
-        problem = f"found {printable_line(found)[:80]}, needs a model's config.json or a saved spec"
+        needed = "a saved case with it as its input" if kind == "trace" else "a model's config.json or a saved spec"
+        problem = f"found {printable_line(found)[:80]}, needs {needed}"
         raise SpecError(shown_path(config), problem)
 
 

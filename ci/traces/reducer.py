@@ -162,6 +162,7 @@ def _lower(search: _Search) -> bool:
         _renumbered(operations),
         _lowered(operations),
         _exchanged(operations),
+        _traded(operations),
     )
     return any(search.offer(candidate) for candidate in itertools.chain(*moves))
 
@@ -203,6 +204,15 @@ def _exchanged(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, .
     for place in range(len(operations) - 1):
         if operations[place] != operations[place + 1]:
             yield (*operations[:place], operations[place + 1], operations[place], *operations[place + 2 :])
+
+
+def _traded(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    """Yield the operations with two of one kind exchanged, near or far: their arguments trade places."""
+    for first, second in itertools.combinations(range(len(operations) if len(operations) <= MAX_DROPPED else 0), 2):
+        one, other = operations[first], operations[second]
+        if one.kind == other.kind and one != other:
+            between = operations[first + 1 : second]
+            yield (*operations[:first], other, *between, one, *operations[second + 1 :])
 
 
 def _renumbered(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvsan.ci.cases import Case, FoundRule, save_case
+from kvsan.ci.cases import Case, FoundRule, encode_input, save_case
 from kvsan.ci.faults import fault_named
 from kvsan.sim.cache.trace import Operation, Trace
 
@@ -89,6 +89,14 @@ def test_a_trace_has_its_spec_with_it(run, tmp_path) -> None:
     ran = run("check", saved(tmp_path), "--tp", "2")
     assert (ran.status, ran.out) == (2, "")
     assert "--tp: the case is a trace, which has its spec with it: leave the option out" in ran.err
+
+
+def test_a_trace_without_a_case_is_one_line(run, tmp_path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(encode_input(FAULT.trace))
+    ran = run("check", path)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err == f"kvsan: {path}: found a kvsan trace, needs a saved case with it as its input\n"
 
 
 def test_an_allocator_that_cannot_run_it(run, tmp_path) -> None:
