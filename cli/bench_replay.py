@@ -57,7 +57,7 @@ def bench_replay(config: str | None, device: str, memory: str, layouts: str, jso
 def bench_transfer(config: str | None, device: str, memory: str, json: bool) -> int:
     """Measure transfers between two sets of pools and report; the exit status is 0."""
     require_choice("--device", device, ("cpu", "cuda"))
-    size = read_bytes("--memory", memory)
+    size = require_int("--memory", read_size("--memory", memory), 1, 1 << 50)
     path = Path(config) if config is not None else REFERENCE
     if not path.exists():
         raise SpecError("--config", f"{path} is not there; give the reference case's config.json")
