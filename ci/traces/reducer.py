@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from ...model.arithmetic import div_up
 from ...model.errors import SpecError
 from ...model.spec import CacheSpec
 from ...sim.cache.trace import ARGUMENTS, MAX_ARGUMENT, Operation, Trace, requests_of
@@ -335,12 +336,31 @@ def _drop_and_resize(search: _Search) -> bool:
     alike = _alike(search.trace.spec)
     if any(search.offer(candidate, spec) for candidate in _postponed(operations) for spec in alike):
         return True
+    block_tokens = search.trace.spec.tokens_per_block
+    if any(
+        search.offer(_in_smaller_blocks(operations, block_tokens, spec.tokens_per_block), spec)
+        for spec in alike
+        if spec.tokens_per_block < block_tokens
+    ):
+        return True
     for count in (0, 1, 2, 3) if len(operations) <= MAX_CHANGED else (0, 1, 2):
         for dropped in itertools.combinations(range(len(operations)), count):
             rest = tuple([entry for place, entry in enumerate(operations) if place not in dropped])
             if any(search.offer(candidate, spec) for candidate in (rest, *_scaled(rest)) for spec in alike):
                 return True
     return False
+
+
+def _in_smaller_blocks(operations: tuple[Operation, ...], before: int, now: int) -> tuple[Operation, ...]:
+    """Return the operations with about as many blocks of ``now`` tokens as there were of ``before``."""
+    return tuple(
+        [
+            _with_argument(entry, 1, div_up(entry.b * now, before))
+            if entry.kind in ("admit", "extend", "rewind", "step")
+            else entry
+            for entry in operations
+        ]
+    )
 
 
 def _scaled(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
