@@ -79,8 +79,6 @@ def test_whatever_moved_is_a_difference(fake_engine: str, change: str, words: st
         ('view["name"] = "x"', "answered a view of 'x', which is not in its group"),
         ('view["allocation"] = 1', "a view of allocation 1, which it did not list"),
         ('view["axes"] = ["block"]', "whose axes do not fit"),
-        ('view["shape"][1] = 4', "as 2 block, 4 head, 16 token, 256 content, needs 2 blocks, 8 head, 16 token"),
-        ('view["shape"][0] = 3', "as 3 block, 8 head"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_an_error_in_one_line(fake_engine: str, change: str, words: str) -> None:
@@ -88,6 +86,21 @@ def test_an_answer_that_makes_no_sense_is_an_error_in_one_line(fake_engine: str,
         asked(fake_engine, change)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('view["shape"][1] = 4', "as 2 block, 4 head, 16 token, 256 content, and the layer needs 2 blocks, 8 head"),
+        ('view["shape"][0] = 3', "as 3 block, 8 head"),
+        ('view["shape"][2:] = [32, 128]', "32 token, 128 content"),
+    ],
+)
+def test_a_view_that_is_not_the_layers_is_a_fault(fake_engine: str, change: str, words: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        asked(fake_engine, change)
+    assert words in caught.value.message
+    assert caught.value.rule == "unexplained-rejection"
 
 
 @pytest.mark.parametrize(
