@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,8 +22,7 @@ from kvsan.sim.layout import Layout
 from kvsan.sim.limits import faults_outside_limits, limits_of
 from kvsan.sim.verdict import judge
 
-from .conftest import CASES
-
+CASES = Path(__file__).parents[3] / "examples" / "cases" / "engines"
 LATE = tuple(ORDERS)
 AGREEING = 60
 """Specs that engine and model are compared on here; ``kvsan.ci.engines.differential`` takes any number."""
