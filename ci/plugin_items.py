@@ -267,8 +267,8 @@ def faults_of_case(case: Case, allocator: str) -> list[Finding]:
         moved = judge_transfer(case.input, allocator)
         return [fault for fault in moved.faults if fault.rule in saved or fault.rule not in moved.excused]
     faults = judge(case.input, allocator).faults
-    excused = {rule for limit in limits_of(allocator) if limit.matches(case.input) for rule in limit.rules}
-    return [fault for fault in faults if fault.rule in saved or fault.rule not in excused]
+    limits = [limit for limit in limits_of(allocator) if limit.matches(case.input)]
+    return [fault for fault in faults if fault.rule in saved or not any(limit.excuses(fault) for limit in limits)]
 
 
 class CampaignItem(pytest.Item):

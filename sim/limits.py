@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 
 from ..model.spec import CacheSpec
 from .allocators.faulty import base_of
 from .finding import Finding
-from .registry import ALLOCATORS, Allocator
+from .registry import ALLOCATORS, Allocator, resolve
 from .verdict import judge
 
 _FAMILIES = ("trtllm", "vllm")
@@ -24,7 +25,7 @@ _FAMILIES = ("trtllm", "vllm")
 class KnownLimit(msgspec.Struct, frozen=True):
     """Specs that match ``matches`` may break ``rules`` under ``allocator``; ``anchor`` is where it is explained.
 
-    ``example`` is the canonical JSON of a minimal spec. ``words`` is what the finding's message must contain besides:
+    ``example`` is the canonical JSON of a minimal spec. ``words`` are what the finding's message must contain one of:
     an engine's own error, where the spec alone does not tell one defect from another.
     """
 
@@ -34,21 +35,25 @@ class KnownLimit(msgspec.Struct, frozen=True):
     matches: Callable[[CacheSpec], bool]
     anchor: str
     example: bytes
-    words: str = ""
+    words: tuple[str, ...] = ("",)
 
     def excuses(self, fault: Finding) -> bool:
         """Whether ``fault``, of a spec that matches, is this weakness."""
-        return fault.rule in self.rules and self.words in fault.message
+        return fault.rule in self.rules and any(word in fault.message for word in self.words)
 
 
-def limits_of(allocator: str) -> tuple[KnownLimit, ...]:
-    """Return the known limits of a shipped allocator; a fault has those of its base, foreign allocators none here."""
+def limits_of(allocator: str, release: str | None = None) -> tuple[KnownLimit, ...]:
+    """Return the known limits of a shipped allocator; a fault has those of its base, foreign allocators none here.
+
+    An installed engine has those of the ledger that its ``release`` was run against (None: ask it which it is).
+    """
     if allocator.startswith("fault:"):
         allocator = base_of(allocator)
     family = allocator.partition("-")[0]
     if any(entry.name == allocator and entry.kind == "installed" for entry in ALLOCATORS):
         ledger = importlib.import_module("kvsan.sim.engines.limits")
-        return tuple(limit for limit in ledger.LIMITS if allocator in limit.allocators)
+        installed = cast(Any, resolve(allocator)).release if release is None else release
+        return tuple(limit for limit in ledger.LIMITS if allocator in limit.allocators and installed in limit.releases)
     if family not in _FAMILIES or ":" in allocator:
         return ()
     module = importlib.import_module(f"kvsan.sim.allocators.{family}.limits")

@@ -83,7 +83,7 @@ ALLOCATORS: Final = (
     ),
     AllocatorEntry(
         "vllm-e2",
-        "vLLM 0.25: as e1, block by block, states padded to the largest page",
+        "vLLM 0.25: as e1, block by block",
         "engine",
         f"{_VLLM}:allocate_e2",
     ),

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from ..model.arithmetic import round_up
 from ..model.formats import SCALE_BLOCK_ELEMENTS, ElementFormat
 from ..model.layers import AttentionLayer, HybridLayer, LatentLayer, Layer, RecurrentLayer, paged_part, recurrent_part
 from ..model.parallel import ParallelLayout
@@ -27,6 +28,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model lays out beyond the rest: V dims unlike K's, windows of latent layers, nvfp4, draft pools apart.
 
     ``pools``: windowed layers have one window, recurrent layers one shape, and no quota is split between pools.
+    ``block_tokens``: blocks are a multiple of so many tokens.
     """
 
     unequal_dims: bool = False
@@ -34,14 +36,16 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     block_scales: bool = False
     separate_draft: bool = False
     pools: bool = False
+    block_tokens: int = 1
 
 
+_EARLY: Final = Abilities(block_tokens=16)
 _ERA_3: Final = Abilities(unequal_dims=True, latent_windows=True, block_scales=True)
 _SGLANG: Final = Abilities(unequal_dims=True, block_scales=True, separate_draft=True, pools=True)
 ABILITIES: Final = {
-    "vllm-e1": Abilities(),
-    "vllm-e2": Abilities(),
-    "vllm-e2-packed": Abilities(),
+    "vllm-e1": _EARLY,
+    "vllm-e2": _EARLY,
+    "vllm-e2-packed": _EARLY,
     "vllm-e3": _ERA_3,
     "vllm-e3-block-outermost": _ERA_3,
     "sglang": _SGLANG,
@@ -68,6 +72,7 @@ def fitted(spec: CacheSpec, can: Abilities) -> CacheSpec:
         draft=Draft(mode="separate" if can.separate_draft else "folded", layers=draft) if draft else spec.draft,
         kv_format=_fitted_format(spec.kv_format, layers + draft, can),
         parallel=parallel,
+        tokens_per_block=round_up(spec.tokens_per_block, can.block_tokens),
         rank=spec.rank % parallel.world_size,
     )
     if can.pools and spec.slots is None and (spec.has_recurrent or any(map(_window_of, layers + draft))):

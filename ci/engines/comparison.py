@@ -66,6 +66,12 @@ class EngineAllocator:
         return named(self.process)
 
     @property
+    def release(self) -> str:
+        """The engine's version, by which the ledger goes; starts it."""
+        self.engine()
+        return self.process.version
+
+    @property
     def drawn_as(self) -> str:
         """The model whose specs a campaign draws."""
         return self.name

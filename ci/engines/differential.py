@@ -25,8 +25,10 @@ from ..cases import Case, FoundRule, add_case
 from ..determinism import chunk_seed, chunk_sizes, without_folder, without_local_constants
 from .comparison import DIFFERENT, Comparison, EngineAllocator
 
-MAX_SHOWN = 20
-"""Differences that are told in words and saved; the rest is counted."""
+MAX_SHOWN = 3
+"""Differences of one kind and beginning that are told in words and saved; the rest is counted."""
+BEGINNING = 40
+"""Characters of a difference's first sentence that tell it from others."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ def run_differential(
 ) -> Differential:
     """Compare engine and model on ``examples`` specs, as a campaign draws them."""
     found = Differential(allocator.name, allocator.engine(), seed)
-    limits = limits_of(allocator.name)
+    limits = limits_of(allocator.name, allocator.release)
     started = time.monotonic()
     for chunk, count in enumerate(chunk_sizes(examples)):
         for spec in _drawn(allocator.drawn_as, seed, chunk, count):
@@ -102,7 +104,11 @@ def _note(
         found.known[known.name] += 1
         return
     found.kinds[compared.kind] += 1
-    if compared.kind not in DIFFERENT or len(found.differences) >= MAX_SHOWN:
+    if compared.kind not in DIFFERENT:
+        return
+    like = (compared.kind, compared.sentences[0][:BEGINNING])
+    shown = [(entry.kind, entry.sentences[0][:BEGINNING]) for entry in found.differences]
+    if shown.count(like) >= MAX_SHOWN:
         return
     saved = None
     if cases is not None:
@@ -113,9 +119,10 @@ def _note(
 
 def known_limit(spec: CacheSpec, compared: Comparison, limits: tuple[KnownLimit, ...]) -> KnownLimit | None:
     """Return the entry of the ledger that explains what the engine did, None where there is none."""
-    if compared.rule is None:
+    if compared.kind not in DIFFERENT:
         return None
-    fault = Finding(rule=compared.rule, message=compared.sentences[0], remedy="")
+    rule = compared.rule or "alias"  # what a layout that differs breaks, if anything
+    fault = Finding(rule=rule, message=compared.sentences[0], remedy="")
     return next((limit for limit in limits if limit.excuses(fault) and limit.matches(spec)), None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Final
 
+from ...model.layers import AttentionLayer, Layer, paged_part
 from ...model.spec import CacheSpec
 from ...sim.allocators.trtllm.support import refuse_unsupported
 from ...sim.allocators.vllm import allocators as models
@@ -34,6 +35,14 @@ EARLY: Final[dict[tuple[str, int], tuple[str, Allocator]]] = {
     ("vllm-block-outermost", 2): ("vllm-e2-packed", models.allocate_e2_packed),
 }
 """The models of the eras before: what an allocator of this module is compared with."""
+
+
+EARLY_GRANULE_TOKENS: Final = 16
+"""What blocks of K/V layers are a multiple of before era 3."""
+
+
+def _has_heads(layer: Layer) -> bool:
+    return isinstance(paged_part(layer), AttentionLayer)
 
 
 class VllmAllocator(EngineAllocator):
@@ -73,6 +82,13 @@ class VllmAllocator(EngineAllocator):
             )
         refuse_unsupported(reasons(spec, era))
         if era < 3:
+            if spec.tokens_per_block % EARLY_GRANULE_TOKENS and any(map(_has_heads, spec.layers + spec.draft.layers)):
+                raise Rejected(
+                    f"the K/V backends of {self.engine()} take blocks of a multiple of {EARLY_GRANULE_TOKENS} tokens, "
+                    f"found {spec.tokens_per_block}",
+                    f"choose a multiple of {EARLY_GRANULE_TOKENS}",
+                    supported=False,
+                )
             return EARLY[self.name, era][1]
         order = self.order(spec)
         if spec.kv_format.block_scaled and order in SCATTERED:

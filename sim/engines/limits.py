@@ -9,12 +9,23 @@ from __future__ import annotations
 from ...model.rank import stage_layers
 from ...model.spec import CacheSpec
 from ..allocators.trtllm.support import refuse_unsupported
+from ..allocators.vllm.building import plan
 from ..allocators.vllm.grouping import Unifying, group_layers
 from ..allocators.vllm.layer_specs import cached_layers
+from ..allocators.vllm.limits import key_planes_beside_blocks
+from ..allocators.vllm.slot_tensors import UNIFYING, slot_block_bytes
 from ..allocators.vllm.support import reasons
 from ..limits import KnownLimit
 from ..rejection import Rejected
 
+
+class Entry(KnownLimit, frozen=True, kw_only=True):
+    """One defect; ``releases`` are those that the example was run against."""
+
+    releases: tuple[str, ...] = ("0.33.0",)
+
+
+_ALL = ("vllm",)
 _LATE = ("vllm", "vllm-block-outermost", "vllm-lhbnc", "vllm-bhlnc")
 _PACKED = ("vllm-block-outermost",)
 
@@ -56,8 +67,38 @@ def window_with_pages_of_several_sizes(spec: CacheSpec) -> bool:
     return any(len(pages) > 1 for pages in sizes.values())
 
 
-LIMITS: tuple[KnownLimit, ...] = (
-    KnownLimit(
+def windowed_rows_of_several_sizes(spec: CacheSpec) -> bool:
+    """Whether latent layers of one window have rows of several sizes."""
+    rows: dict[int, set[int]] = {}
+    for layer in cached_layers(spec):
+        if layer.spec.kind == "latent" and layer.spec.window is not None:
+            rows.setdefault(layer.spec.window, set()).add(layer.spec.token_bytes)
+    return any(len(sizes) > 1 for sizes in rows.values())
+
+
+def rows_of_several_sizes(spec: CacheSpec) -> bool:
+    """Whether latent layers have rows of several sizes."""
+    return len({layer.spec.token_bytes for layer in cached_layers(spec) if layer.spec.kind == "latent"}) > 1
+
+
+def states_below_the_largest_page(spec: CacheSpec) -> bool:
+    """Whether some states take less than the largest page of the model."""
+    pages = [layer.spec.page_bytes for layer in cached_layers(spec)]
+    states = [layer.spec.page_bytes for layer in cached_layers(spec) if layer.spec.kind == "recurrent"]
+    return bool(states) and min(states) < max(pages)
+
+
+def two_blocks_beside_states(spec: CacheSpec) -> bool:
+    """Whether there are two blocks, for pages and for states."""
+    try:
+        deployment = plan(spec, 1, UNIFYING[1], slot_block_bytes)
+    except Rejected:
+        return False
+    return deployment.blocks == 2 and deployment.hybrid
+
+
+LIMITS: tuple[Entry, ...] = (
+    Entry(
         name="a pipeline stage without a cached layer",
         allocators=_LATE,
         rules=("unexplained-rejection", "rejected"),
@@ -68,7 +109,7 @@ LIMITS: tuple[KnownLimit, ...] = (
             b'{"kind":"uncached"},{"kind":"attention","kv_heads":1,"head_dim":128}]}'
         ),
     ),
-    KnownLimit(
+    Entry(
         name="parts of a block off their element",
         allocators=_LATE,
         rules=("unexplained-rejection",),
@@ -78,9 +119,9 @@ LIMITS: tuple[KnownLimit, ...] = (
             b'{"kvsan":"spec","tokens_per_block":1,"slots":1,"layers":[{"kind":"recurrent","algorithm":"mamba1",'
             b'"heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2,"ssm_format":"fp32"}]}'
         ),
-        words="must be divisible by",
+        words=("must be divisible by",),
     ),
-    KnownLimit(
+    Entry(
         name="a group without a layer on a pipeline stage",
         allocators=_PACKED,
         rules=("unexplained-rejection",),
@@ -91,9 +132,9 @@ LIMITS: tuple[KnownLimit, ...] = (
             b'{"kind":"attention","kv_heads":1,"head_dim":128},'
             b'{"kind":"attention","kv_heads":2,"head_dim":128,"window":1}]}'
         ),
-        words="raised StopIteration",
+        words=("raised StopIteration",),
     ),
-    KnownLimit(
+    Entry(
         name="layers of one window with pages of several sizes",
         allocators=_PACKED,
         rules=("unexplained-rejection",),
@@ -107,6 +148,73 @@ LIMITS: tuple[KnownLimit, ...] = (
             b'{"kind":"attention","kv_heads":1,"head_dim":128,"window":1},'
             b'{"kind":"attention","kv_heads":2,"head_dim":128,"window":1}]}'
         ),
-        words="raised StopIteration",
+        words=("raised StopIteration", "KV cache groups miss layers"),
+    ),
+    Entry(
+        name="windowed latent rows of several sizes in one group",
+        allocators=("vllm",),
+        rules=("unexplained-rejection",),
+        matches=windowed_rows_of_several_sizes,
+        anchor="docs/findings.md#windowed-latent-rows-of-several-sizes-in-one-group",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":1,"slots":1,"layers":['
+            b'{"kind":"latent","latent_dim":128,"window":1,"side_planes":['
+            b'{"role":"index_key","dim":128,"format":"bf16"}]},'
+            b'{"kind":"latent","latent_dim":64,"window":1,"side_planes":['
+            b'{"role":"index_key","dim":128,"format":"bf16"}]}]}'
+        ),
+        words=("viewed",),
+    ),
+    Entry(
+        name="latent rows of several sizes taken for equal",
+        allocators=_ALL,
+        rules=("unexplained-rejection",),
+        matches=rows_of_several_sizes,
+        anchor="docs/findings.md#latent-rows-of-several-sizes-taken-for-equal",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"layers":['
+            b'{"kind":"latent","latent_dim":128},{"kind":"latent","latent_dim":64}]}'
+        ),
+        words=("0.19.1 viewed", "0.25.1 viewed"),
+        releases=("0.19.1", "0.25.1"),
+    ),
+    Entry(
+        name="states smaller than the largest page",
+        allocators=_ALL,
+        rules=("unexplained-rejection",),
+        matches=states_below_the_largest_page,
+        anchor="docs/findings.md#states-smaller-than-the-largest-page",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":128},{"kind":"attention","kv_heads":2,"head_dim":128},'
+            b'{"kind":"recurrent","algorithm":"mamba1","heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2}]}'
+        ),
+        words=("0.19.1 raised AssertionError", "0.25.1 raised AssertionError"),
+        releases=("0.19.1", "0.25.1"),
+    ),
+    Entry(
+        name="K planes beside blocks of rows",
+        allocators=_ALL,
+        rules=("alias",),
+        matches=key_planes_beside_blocks,
+        anchor="docs/findings.md#k-planes-beside-blocks-of-rows",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":2,"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":128,"window":1},{"kind":"latent","latent_dim":256}]}'
+        ),
+        releases=("0.19.1",),
+    ),
+    Entry(
+        name="a hybrid model with two blocks",
+        allocators=_ALL,
+        rules=("unexplained-rejection", "alias", "stride"),
+        matches=two_blocks_beside_states,
+        anchor="docs/findings.md#a-hybrid-model-with-two-blocks",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":2,"layers":['
+            b'{"kind":"latent","latent_dim":64},'
+            b'{"kind":"recurrent","algorithm":"mamba1","heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2}]}'
+        ),
+        releases=("0.19.1",),
     ),
 )

@@ -21,6 +21,7 @@ from ..allocators.vllm.cells import Cell, content_cells
 from ..allocators.vllm.layer_specs import CachedLayer, LayerSpec, cached_layers
 from ..layout import KEY, VALUE, Access, Buffer, Layout, LifeCycle
 from ..page import data_bytes, strided_page
+from ..rejection import Rejected
 from .answer import Answer, View, pools_of
 
 DTYPES: Final = {
@@ -91,7 +92,10 @@ def _nvfp4_content_bytes(spec: LayerSpec) -> int:
 
 
 def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: str) -> Layout:
-    """Return the engine's views of one rank as a layout; raise ``SpecError`` for an answer that makes no sense."""
+    """Return the engine's views of one rank as a layout.
+
+    Raises ``SpecError`` for an answer that makes no sense, and ``Rejected`` for a view that is not its layer's.
+    """
     entries = {entry_name(entry): entry for entry in cached_layers(spec)}
     life_cycles = [_life_cycle(members, entries) for members in answer.groups]
     buffers: list[Buffer] = []
@@ -189,4 +193,8 @@ def _require(needed: dict[str, int], view: View, blocks: int, engine: str) -> No
         return
     shape = ", ".join(f"{size} {axis}" for axis, size in zip(view.axes, view.shape, strict=True))
     wanted = ", ".join(f"{size} {axis}" for axis, size in needed.items())
-    raise SpecError("engine", f"{engine} viewed {shown(view.name)} as {shape}, needs {blocks} blocks, {wanted}")
+    raise Rejected(
+        f"{engine} viewed {view.name} as {shape}, and the layer needs {blocks} blocks, {wanted}",
+        "report the saved case to the engine",
+        rule="unexplained-rejection",
+    )

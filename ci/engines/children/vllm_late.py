@@ -109,7 +109,7 @@ def spec_of(entry: dict[str, Any]) -> Any:
             return kinds.SlidingWindowSpec(**common, sliding_window=entry["window"])
         return kinds.FullAttentionSpec(**common)
     if entry["window"] is not None:
-        return kinds.SlidingWindowMLASpec(**common, sliding_window=entry["window"])
+        return kinds.SlidingWindowMLASpec(**common, sliding_window=entry["window"], cache_dtype_str="auto")
     role = kinds.SparseCacheRole.INDEXER if entry["kind"] == "index" else kinds.SparseCacheRole.SPARSE
     return kinds.MLAAttentionSpec(**common, cache_role=role)
 

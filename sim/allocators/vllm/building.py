@@ -38,7 +38,7 @@ class Build(msgspec.Struct):
 class Deployment(msgspec.Struct, frozen=True):
     """This rank's groups (a group may be empty on a rank) and the number of blocks, equal on all ranks.
 
-    ``hybrid`` says that the model has both pages and states.
+    ``hybrid`` says that the rank has both pages and states.
     """
 
     groups: Groups
@@ -68,8 +68,9 @@ def plan(spec: CacheSpec, era: int, unifying: Unifying, block_bytes: Callable[[G
                 "give a larger quota",
                 supported=False,
             )
-    kinds = {layer.spec.kind == "recurrent" for layer in layers}
-    return Deployment(projected[spec.parallel.coordinates(spec.rank).pp_rank], blocks, len(kinds) == 2)
+    mine = projected[spec.parallel.coordinates(spec.rank).pp_rank]
+    kinds = {layer.spec.kind == "recurrent" for group in mine for layer in group}
+    return Deployment(mine, blocks, len(kinds) == 2)
 
 
 def refuse_kernel_blocks(groups: Groups, kernel_tokens: int | None) -> None:

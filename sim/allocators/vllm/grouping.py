@@ -37,7 +37,7 @@ def group_layers(layers: Sequence[CachedLayer], unifying: Unifying) -> list[list
     if not layers:
         return []
     specs = dict.fromkeys(layer.spec for layer in layers)
-    if uniform(list(specs)):
+    if uniform(list(specs), one_state_size=unifying.pads_states):
         return [list(layers)]
     if unifying.keeps_sizes and len({spec.page_bytes for spec in specs}) > 1:
         return pack_layers(layers)

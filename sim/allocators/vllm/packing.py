@@ -15,17 +15,18 @@ from .layer_specs import CachedLayer, LayerSpec
 Bucket = list[CachedLayer]
 
 
-def uniform(specs: Sequence[LayerSpec]) -> bool:
+def uniform(specs: Sequence[LayerSpec], *, one_state_size: bool = True) -> bool:
     """Whether layers of ``specs`` always need the same blocks, whatever their pages: then they are one group.
 
-    Those are states of one page size, full attention (latent rows and index keys too), and layers of one window; but
-    only latent ones where a latent one comes first.
+    Those are states (of one page size, if ``one_state_size``, as era 3 asks), full attention (latent rows and index
+    keys too), and layers of one window; but only latent ones where a latent one comes first.
     """
     first = specs[0]
     if any(spec.block_tokens != first.block_tokens for spec in specs):
         return False
     if first.kind == "recurrent":
-        return all(spec.kind == "recurrent" and spec.page_bytes == first.page_bytes for spec in specs)
+        equal = len({spec.page_bytes for spec in specs}) == 1 or not one_state_size
+        return equal and all(spec.kind == "recurrent" for spec in specs)
     kinds = ("latent",) if first.kind == "latent" and first.window is not None else ("attention", "latent", "index")
     return all(spec.kind in kinds and spec.window == first.window for spec in specs)
 

@@ -17,8 +17,8 @@ from .cells import Cell, plane_cells, row_cells, split_cells, state_cells
 from .grouping import Unifying
 from .layer_specs import CachedLayer, LayerSpec
 
-UNIFYING: Final = {1: Unifying(False, False), 2: Unifying(True, False)}
-"""What the two eras do to make pages equal."""
+UNIFYING: Final = {1: Unifying(False, False), 2: Unifying(False, False)}
+"""What the two eras do to make pages equal: neither pads."""
 
 
 def lay_out_slot_tensors(spec: CacheSpec, era: int, allocator: str, kernel_tokens: int | None = None) -> Layout:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvsan.ci.engines.installed import SERVING, VLLM, Installed, process_for
 from kvsan.ci.engines.supervisor import EngineProcess
-
-CASES = Path(__file__).parents[3] / "examples" / "cases" / "engines"
 
 FAKE = """
 import os, signal, time
@@ -46,17 +44,18 @@ def vllm_process() -> Iterator[EngineProcess]:
 
 
 @pytest.fixture
-def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the folder of ``fake_engine.py``, on the path of processes; a test appends its ``answer``."""
+def fake_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., EngineProcess]]:
+    """Return a maker of processes of ``fake_engine``, which is on their path: of a function ``answer`` as text."""
     folder = tmp_path / "fake"
     folder.mkdir()
-    (folder / "fake_engine.py").write_text(FAKE, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    return str(folder)
+    made: list[EngineProcess] = []
 
+    def make(answer: str, seconds: int = 60) -> EngineProcess:
+        (folder / "fake_engine.py").write_text(FAKE + answer, encoding="utf-8")
+        made.append(EngineProcess((sys.executable, str(SERVING), "fake_engine"), answer_seconds=seconds))
+        return made[-1]
 
-def fake_process(folder: str, answer: str, seconds: int = 60) -> EngineProcess:
-    """Return a process of the fake engine whose function ``answer`` is given as text."""
-    script = Path(folder) / "fake_engine.py"
-    script.write_text(FAKE + answer, encoding="utf-8")
-    return EngineProcess((sys.executable, str(SERVING), "fake_engine"), answer_seconds=seconds)
+    yield make
+    for process in made:
+        process.close()

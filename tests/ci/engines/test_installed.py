@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from kvsan.sim.registry import ALLOCATORS, allocate, resolve
 from kvsan.sim.rejection import Rejected
 from kvsan.sim.verdict import judge
 
-from .conftest import FAKE, fake_process
+Maker = Callable[..., EngineProcess]
 
 FULL = AttentionLayer(kv_heads=8, head_dim=128)
 SPEC = CacheSpec(layers=(FULL,), tokens_per_block=16, slots=2, consumer=Consumer(kv_layout="NHD"))
@@ -42,17 +43,14 @@ def answer(request, greeting):
 """
 
 
-def asked(folder: str, change: str) -> Layout:
+def asked(make: Maker, change: str) -> Layout:
     """Return what ``vllm`` makes of a fake engine's plan of one layer, after ``change`` to plan and view."""
-    process = fake_process(folder, ONE_LAYER + f"\n\ndef change(plan, view):\n    {change}\n    return plan\n")
-    try:
-        return VllmAllocator("vllm", process)(SPEC)
-    finally:
-        process.close()
+    process = make(ONE_LAYER + f"\n\ndef change(plan, view):\n    {change}\n    return plan\n")
+    return VllmAllocator("vllm", process)(SPEC)
 
 
-def test_views_become_a_layout_equal_to_the_models(fake_engine: str) -> None:
-    layout = asked(fake_engine, "pass")
+def test_views_become_a_layout_equal_to_the_models(fake_process: Maker) -> None:
+    layout = asked(fake_process, "pass")
     assert list(differences(layout, allocate(SPEC, "vllm-e3"))) == []
     assert layout.notes == ("planned and viewed by Fake 1.2",)
 
@@ -66,8 +64,8 @@ def test_views_become_a_layout_equal_to_the_models(fake_engine: str) -> None:
         ('plan["allocations"] = [131074]', "131074 B in vllm, 131072 B in vllm-e3"),
     ],
 )
-def test_whatever_moved_is_a_difference(fake_engine: str, change: str, words: str) -> None:
-    found = list(differences(asked(fake_engine, change), allocate(SPEC, "vllm-e3")))
+def test_whatever_moved_is_a_difference(fake_process: Maker, change: str, words: str) -> None:
+    found = list(differences(asked(fake_process, change), allocate(SPEC, "vllm-e3")))
     assert any(words in sentence for sentence in found), found
 
 
@@ -79,15 +77,28 @@ def test_whatever_moved_is_a_difference(fake_engine: str, change: str, words: st
         ('view["name"] = "x"', "answered a view of 'x', which is not in its group"),
         ('view["allocation"] = 1', "a view of allocation 1, which it did not list"),
         ('view["axes"] = ["block"]', "whose axes do not fit"),
-        ('view["shape"][1] = 4', "as 2 block, 4 head, 16 token, 256 content, needs 2 blocks, 8 head, 16 token"),
-        ('view["shape"][0] = 3', "as 3 block, 8 head"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_an_error_in_one_line(fake_engine: str, change: str, words: str) -> None:
+def test_an_answer_that_makes_no_sense_is_an_error_in_one_line(fake_process: Maker, change: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
-        asked(fake_engine, change)
+        asked(fake_process, change)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('view["shape"][1] = 4', "as 2 block, 4 head, 16 token, 256 content, and the layer needs 2 blocks, 8 head"),
+        ('view["shape"][0] = 3', "as 3 block, 8 head"),
+        ('view["shape"][2:] = [32, 128]', "32 token, 128 content"),
+    ],
+)
+def test_a_view_that_is_not_the_layers_is_a_fault(fake_process: Maker, change: str, words: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        asked(fake_process, change)
+    assert words in caught.value.message
+    assert caught.value.rule == "unexplained-rejection"
 
 
 @pytest.mark.parametrize(
@@ -157,9 +168,9 @@ def answer(request, greeting):
 
 
 def test_a_campaign_outlives_its_engine_and_saves_what_ended_it(
-    fake_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_process: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (Path(fake_engine) / "fake_engine.py").write_text(FAKE + BAD, encoding="utf-8")
+    fake_process(BAD)
     fake = Installed("vLLM", "vllm", "KVSAN_VLLM_PYTHON", "fake_engine", ".ci/engine-vllm")
     monkeypatch.setattr(vllm, "VLLM", fake)
     monkeypatch.setenv("KVSAN_VLLM_PYTHON", sys.executable)

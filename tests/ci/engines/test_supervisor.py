@@ -6,14 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
 from kvsan.ci.engines.supervisor import EngineEnded, EngineProcess
 from kvsan.model.errors import SpecError
-
-from .conftest import fake_process
 
 ANSWER = """
 import sys
@@ -36,10 +34,8 @@ def answer(request, greeting):
 
 
 @pytest.fixture
-def process(fake_engine: str) -> Iterator[EngineProcess]:
-    running = fake_process(fake_engine, ANSWER, seconds=1)
-    yield running
-    running.close()
+def process(fake_process: Callable[..., EngineProcess]) -> EngineProcess:
+    return fake_process(ANSWER, seconds=1)
 
 
 def test_one_process_answers_many_questions(process: EngineProcess) -> None:

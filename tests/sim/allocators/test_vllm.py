@@ -151,8 +151,48 @@ def test_unequal_pages_are_padded_in_era_3_and_refused_before() -> None:
         with pytest.raises(Rejected, match=r"49152 B, attention\) cannot be made as large .* \(65536 B\)") as caught:
             allocate(UNEQUAL, era)
         assert not caught.value.supported
-    with pytest.raises(Rejected, match="not modelled"):
-        allocate(UNEQUAL, "vllm-e3-block-outermost")
+
+
+def test_unequal_pages_lie_side_by_side_in_blocks() -> None:
+    """Four full pages of 65536 B set the block; 21 windowed pages of 49152 B are split so that five fit."""
+    layout = allocate(UNEQUAL, "vllm-e3-block-outermost")
+    assert [len(group) for group in groups_of(layout)] == [5, 4, 4, 4, 4, 4]
+    assert layout.pools[0].slot_bytes == 4 * 65536
+    assert place(layout, 6, "key")[:2] == (49152, 262144)
+    assert place(layout, 11, "key")[:2] == (65536, 262144)
+    assert check(layout) == []
+
+
+ONE_HEAD = AttentionLayer(kv_heads=1, head_dim=64)
+TWO_HEADS = AttentionLayer(kv_heads=2, head_dim=64)
+
+
+def with_window(layer: AttentionLayer) -> AttentionLayer:
+    return replace(layer, window=64)
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        # two patterns in one group
+        ((ONE_HEAD, TWO_HEADS, ONE_HEAD, TWO_HEADS, with_window(ONE_HEAD)), [[0, 2, 1, 3], [4]]),
+        # one pattern sets the repeats: six windowed layers of one size go down to it
+        ((ONE_HEAD, TWO_HEADS, *[with_window(ONE_HEAD)] * 6), [[0, 1], [2], [3], [4], [5], [6], [7]]),
+        # no pattern: two windowed pages fit the full page
+        ((TWO_HEADS, *[with_window(ONE_HEAD)] * 4), [[0], [1, 3], [2, 4]]),
+    ],
+)
+def test_buckets_are_split_by_patterns(layers: tuple[Layer, ...], groups: list[list[int]]) -> None:
+    layout = allocate(replace(DENSE, layers=layers, slots=4, quota_bytes=None), "vllm-e3-block-outermost")
+    assert groups_of(layout) == groups
+    assert check(layout) == []
+
+
+def test_a_window_of_unlike_sizes_that_must_be_split_is_refused() -> None:
+    layers = (ONE_HEAD, *[with_window(ONE_HEAD)] * 3, with_window(TWO_HEADS))
+    with pytest.raises(Rejected, match="other layers would be in no group") as caught:
+        allocate(replace(DENSE, layers=layers, slots=4, quota_bytes=None), "vllm-e3-block-outermost")
+    assert not caught.value.supported
 
 
 def test_latent_rows_of_27_layers() -> None:
