@@ -79,7 +79,13 @@ class EngineAllocator:
     def __call__(self, spec: CacheSpec) -> Layout:
         """Return the engine's layout; raise ``Rejected`` for its refusal, its error, or the end of its process."""
         model = self.model(spec)
-        return self.lay_out(spec, refusal_by(spec, model))
+        try:
+            return self.lay_out(spec, None)
+        except Rejected as refused:
+            expected = refusal_by(spec, model) if refused.rule == "rejected" and refused.supported else None
+            if expected is None:
+                raise
+            raise Rejected(refused.message, expected.remedy, supported=False) from None
 
     def model(self, spec: CacheSpec) -> Allocator:
         """Return the model of what the engine is asked for; raise ``Rejected`` for what it does not know."""

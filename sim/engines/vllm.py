@@ -7,6 +7,7 @@ readers do: K and V are halves of the content axis in era 3, of an axis of two b
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +43,12 @@ _SIDES: Final = 2
 """K and V: two head slots per head in nvfp4 pages, and the axis of two before era 3."""
 
 
+@functools.lru_cache(maxsize=1)
+def _entries(spec: CacheSpec) -> tuple[CachedLayer, ...]:
+    """Return the planner's layers, once for the question and the answer about one spec."""
+    return cached_layers(spec)
+
+
 def entry_name(layer: CachedLayer) -> str:
     """Return the name under which the engine knows one entry of a layer."""
     return f"layers.{layer.index}.{layer.spec.kind}.{layer.spec.role}"
@@ -53,7 +60,7 @@ def request_of(spec: CacheSpec, order: str) -> dict[str, Any]:
     ``order`` is a physical order of era 3, or ``NHD`` or ``HND`` before it.
     """
     stages = range(spec.parallel.pp)
-    entries = cached_layers(spec)
+    entries = _entries(spec)
     return {
         "order": order,
         "stages": [[_described(entry) for entry in entries if entry.stage == stage] for stage in stages],
@@ -96,7 +103,7 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
 
     Raises ``SpecError`` for an answer that makes no sense, and ``Rejected`` for a view that is not its layer's.
     """
-    entries = {entry_name(entry): entry for entry in cached_layers(spec)}
+    entries = {entry_name(entry): entry for entry in _entries(spec)}
     life_cycles = [_life_cycle(members, entries) for members in answer.groups]
     buffers: list[Buffer] = []
     accesses: list[Access] = []
