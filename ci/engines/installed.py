@@ -1,7 +1,7 @@
 """An installed engine: which interpreter has it, its one warm process, and what its errors mean.
 
-``KVSAN_VLLM_PYTHON`` and ``KVSAN_SGLANG_PYTHON`` name the interpreter of the engine's environment; without them, the
-one that runs kvsan is asked, if it has the engine. Nothing of the engine is ever imported here.
+``KVSAN_VLLM_PYTHON`` names the interpreter of the engine's environment; without it, the one that runs kvsan is asked,
+if it has the engine. Nothing of the engine is ever imported here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 VLLM = Installed("vLLM", "vllm", "KVSAN_VLLM_PYTHON", "vllm_engine", ".ci/engine-vllm")
-SGLANG = Installed("SGLang", "sglang", "KVSAN_SGLANG_PYTHON", "sglang_engine", ".ci/engine-sglang")
 
 
 def python_of(engine: Installed) -> str:
