@@ -61,11 +61,13 @@ def test_nothing_simpler_in_a_small_grid_shows_a_fault(fault: Fault) -> None:
 
 
 @pytest.mark.slow
-def test_minima_are_found_by_enumeration() -> None:
-    """One option off its defaults; ``find_minimum`` over the whole grid, with two, takes some minutes."""
-    specs = list(grid_specs(MAX_SIZE, 1))
-    for fault in LAYOUT_FAULTS:
-        assert next(spec for spec in specs if shows(fault, spec)) == fault.minimum
+@pytest.mark.parametrize("fault", [fault for fault in LAYOUT_FAULTS if fault.size <= 5], ids=lambda fault: fault.name)
+def test_minima_are_found_by_enumeration(fault: Fault) -> None:
+    """One option off its defaults; ``find_minimum`` over the whole grid, with two, takes some minutes.
+
+    The two of size 7 lie behind most of its 31,192 specs; they are enumerated by ``find_minimum`` alone.
+    """
+    assert next(spec for spec in grid_specs(MAX_SIZE, 1) if shows(fault, spec)) == fault.minimum
 
 
 def test_find_minimum_asks_what_it_is_given() -> None:

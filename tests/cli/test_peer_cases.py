@@ -178,11 +178,10 @@ def test_the_shipped_pairs_are_the_minima_that_are_told(run, tmp_path, name: str
     assert (ran.document["size"], ran.document["size_before"]) == (size, size)
 
 
-def test_replay_says_where_pairs_are_replayed(tmp_path) -> None:
-    from kvsan.cli.replay_run import _subject
-
-    with pytest.raises(SpecError, match="the case of a pair of deployments, use: kvsan peers CASE --replay"):
-        _subject(saved(tmp_path), None)
+def test_replay_says_where_pairs_are_replayed(run, tmp_path) -> None:
+    ran = run("replay", saved(tmp_path))
+    assert (ran.status, ran.out) == (2, "")
+    assert "the case of a pair of deployments, use: kvsan peers CASE --replay" in ran.err
 
 
 def test_the_plugin_judges_pairs(tmp_path) -> None:
