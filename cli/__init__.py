@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """
     if argv is not None:
         raise SystemExit(run(argv))
+    _hold_standard_descriptors()
     status = run(sys.argv[1:])
     left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in left:
@@ -40,6 +41,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
                 stream.flush()
         os._exit(status)
     raise SystemExit(status)
+
+
+def _hold_standard_descriptors() -> None:
+    """Let no file or pipe become descriptor 0, 1 or 2 where we were started without one (``>&-``).
+
+    A child process is given its standard streams at these numbers, and would lose a pipe that lies there.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shlex
 import signal
 import statistics
 import subprocess
@@ -11,6 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from kvsan.model.layers import AttentionLayer
+from kvsan.model.spec import CacheSpec, encode_spec
 
 KVSAN = [sys.executable, "-m", "kvsan"]
 HEAVY = ("cupy", "hypothesis", "islpy", "numpy", "torch", "triton")
@@ -127,3 +132,17 @@ def test_the_document_is_utf_8_whatever_the_terminal(reference, tmp_path) -> Non
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == 0
     assert json.loads(done.stdout.decode("utf-8"))["spec"]["model"] == "modèle"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["fuzz --allocator fault:canary --max-examples 20 --workers 2", "replay {}"])
+def test_closed_standard_streams_disturb_no_child(tmp_path, closed: str, command: str) -> None:
+    """Found by hand: the pipe to a child became descriptor 1, and both waited for ever."""
+    if command.startswith("replay") and importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    (tmp_path / "spec.json").write_bytes(
+        encode_spec(CacheSpec(layers=(AttentionLayer(kv_heads=1, head_dim=8),), slots=2))
+    )
+    line = f"{shlex.join(KVSAN)} {command.format('spec.json')} --json {closed}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == int(command.startswith("fuzz")), done.stderr
