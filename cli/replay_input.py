@@ -1,7 +1,8 @@
 """What ``kvsan replay`` is to replay: from paths on the command line to jobs for its children.
 
 A file that is named must be good, or nothing runs. A bad one in a folder is an entry of its own, and the others run.
-Allocators of ours run in the child; one of somebody's own runs here, so that its code never meets the device.
+Allocators of ours run in the child; one of somebody's own and an installed engine run here, so that their code never
+meets the device.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .deployment import Given, deploy_model, read_deployment, read_model
 from .examination import laid_out
 from .saved_case import read_saved_case
 
-OURS: Final = frozenset([entry.name for entry in ALLOCATORS])
+OURS: Final = frozenset([entry.name for entry in ALLOCATORS if entry.kind != "installed"])
+"""Allocators that the child runs itself; an installed engine is asked by this process, which has it warm."""
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -12,13 +12,15 @@ import pytest
 
 from kvsan.ci.campaign import Options, run_campaign
 from kvsan.ci.cases import load_case
-from kvsan.ci.engines import installed, vllm
+from kvsan.ci.engines import comparison, installed, vllm
 from kvsan.ci.engines.installed import VLLM, Installed, python_of, refusal_of
 from kvsan.ci.engines.supervisor import EngineProcess
 from kvsan.ci.engines.vllm import VllmAllocator
+from kvsan.ci.replay.messages import LayoutJob
+from kvsan.cli.replay_input import Source, prepare
 from kvsan.model.errors import SpecError
 from kvsan.model.layers import AttentionLayer
-from kvsan.model.spec import CacheSpec, Consumer
+from kvsan.model.spec import CacheSpec, Consumer, encode_spec
 from kvsan.sim.engines.difference import differences
 from kvsan.sim.layout import Layout
 from kvsan.sim.registry import ALLOCATORS, allocate, resolve
@@ -53,6 +55,19 @@ def test_views_become_a_layout_equal_to_the_models(fake_process: Maker) -> None:
     layout = asked(fake_process, "pass")
     assert list(differences(layout, allocate(SPEC, "vllm-e3"))) == []
     assert layout.notes == ("planned and viewed by Fake 1.2",)
+
+
+def test_a_replay_asks_the_engine_once_and_sends_its_layout(fake_process: Maker, tmp_path, monkeypatch) -> None:
+    """The child that has the device knows no engine: found by replaying one, which was refused there."""
+    process = fake_process(ONE_LAYER + "\n\ndef change(plan, view):\n    return plan\n")
+    monkeypatch.setenv("KVSAN_VLLM_PYTHON", sys.executable)
+    monkeypatch.setattr(comparison, "warm_process", lambda engine: process)
+    (tmp_path / "spec.json").write_bytes(encode_spec(SPEC))
+    [prepared] = prepare([Source(str(tmp_path / "spec.json"), True)], {}, "vllm")
+    assert prepared.allocator == "vllm"
+    assert isinstance(prepared.item, LayoutJob)
+    assert prepared.item.layout.notes[-1] == "planned and viewed by Fake 1.2"
+    assert list(differences(prepared.item.layout, allocate(SPEC, "vllm-e3"))) == []
 
 
 @pytest.mark.parametrize(
