@@ -35,6 +35,8 @@ MAX_DROPPED = 14
 """Operations of a trace up to which several are dropped at once, under another number of slots."""
 MAX_PAIRED = 5
 """Operations of a trace up to which two are changed to make up for one that is dropped."""
+MAX_ADMITTED = 3
+"""Admissions of a trace up to which all of them are changed together."""
 MAX_REBUILT = 1_000
 """Short traces that are made of the operations of one that comes to rest."""
 
@@ -301,7 +303,32 @@ def _simplified(search: _Search) -> bool:
         return True
     if any(search.offer(candidate) for candidate in _fused(operations)):
         return True
-    return _rebuild(search) or _shorten(search)
+    return _rebuild(search) or _shorten(search) or _admit_otherwise(search)
+
+
+def _admit_otherwise(search: _Search) -> bool:
+    """Drop one operation that frees a request, and admit all requests otherwise: numbers, tokens and texts; say whether
+    that helped.
+
+    A slot that is freed and taken again is one way to the same state as two requests at once; to come from one to the
+    other, every admission has to change together.
+    """
+    operations = search.trace.operations
+    places = [place for place, entry in enumerate(operations) if entry.kind == "admit"]
+    if len(places) > MAX_ADMITTED:
+        return False
+    texts = sorted({0, *(operations[place].c for place in places)})
+    admissions = [Operation("admit", *chosen) for chosen in itertools.product((0, 1), SMALL[1:], texts)]
+    for drop, freed in enumerate(operations):
+        if freed.kind != "free":
+            continue
+        for chosen in itertools.product(admissions, repeat=len(places)):
+            changed = list(operations)
+            for place, admission in zip(places, chosen, strict=True):
+                changed[place] = admission
+            if search.offer((*changed[:drop], *changed[drop + 1 :])):
+                return True
+    return False
 
 
 def _rebuild(search: _Search) -> bool:

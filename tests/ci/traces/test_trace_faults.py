@@ -127,6 +127,13 @@ def test_a_seed_finds_every_fault(fault: Fault) -> None:
         ("fault:window-end-off-by-one", "admit 0 7 1;step 1;complete;extend 0 4;step 1 1;complete;step 1 2", 2, 8),
         ("fault:published-before-written", "admit 1 5;extend 1 3;step 2 3;complete;step 2;commit 1;complete", 2, 6),
         ("fault:partial-allocation-kept", "admit 0 3;step 1;complete;admit 1 9;free 0", 2, 4),
+        # one slot freed and taken again, where the minimum has two requests at once: all admissions change together
+        (
+            "fault:stale-key-after-eviction",
+            "admit 0 2;step 1;complete;commit 0;free 0;admit 0 3 1;free 0;admit 0 3",
+            1,
+            3,
+        ),
     ],
 )
 def test_a_long_trace_is_reduced_to_the_minimum(name, text, tokens, slots) -> None:
