@@ -1,9 +1,9 @@
 """Decode attention, one query token per request: the context is cut into splits, and ``combine`` joins them.
 
-A program serves up to 16 query heads of one KV head, and one split of one request's visible tokens. Visible are the
-first ``sinks`` tokens and the last ``window``; programs count them without the gap between, so no tile is read in vain.
-Addresses are int64. Where ``WIDE``, rows are contiguous and 16-byte aligned. The compiler is told so where
-the address is computed: a hint on a parameter, of an inlined function or of the kernel, is lost.
+``decode`` takes any strides and formats and computes every element's address; ``triton_wide`` has kernels for rows that
+can be read in pieces of 16 bytes. A program serves up to 16 query heads of one KV head, and one split of one
+request's visible tokens. Visible are the first ``sinks`` tokens and the last ``window``; programs count them
+without the gap between, so no tile is read in vain. Addresses are int64.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ the address is computed: a hint on a parameter, of an inlined function or of the
 import triton
 import triton.language as tl
 
-from ..quantize.triton_numbers import INTERPRETED, decode_fp4, decode_fp8, for_dot
+from ..quantize.triton_numbers import for_dot, load_rows
 
 _PLANE = ("start", "slot", "head", "token", "dim")
 _SIZES = ["heads", "group", "dim", "value_dim", "page_tokens", "table_row", "split_tokens", "window", "sinks"]
@@ -49,26 +49,7 @@ def _page_of(table, request, table_row, page_tokens, virtual, last, kept, left_o
 
 
 @triton.jit
-def _tile(plane, rows, dim_stride, columns, mask, WIDE: tl.constexpr):
-    """Return containers ``columns`` of rows that start at ``rows``, 0 where ``mask`` is false."""
-    if WIDE:
-        at = rows[:, None] + columns[None, :]
-    else:
-        at = rows[:, None] + columns[None, :].to(tl.int64) * dim_stride
-    return tl.load(plane + at, mask=mask, other=0)
-
-
-@triton.jit
-def _operand(stored, FORMAT: tl.constexpr):
-    """Return stored containers as a matrix operand."""
-    if FORMAT == 3:
-        return for_dot(decode_fp8(stored), FORMAT)
-    else:
-        return for_dot(stored, FORMAT)
-
-
-@triton.jit
-def _product(left, right, FORMAT: tl.constexpr):
+def product(left, right, FORMAT: tl.constexpr):
     """Return a matrix product in fp32; that of fp32 operands in three passes of tf32."""
     if FORMAT == 0:
         return tl.dot(left, right, input_precision="tf32x3")
@@ -98,14 +79,10 @@ def decode(queries, key, key_scales, value, value_scales, table, lengths, partia
            key_scale_token: tl.int64, key_scale_dim: tl.int64, value_start: tl.int64, value_slot: tl.int64,
            value_head: tl.int64, value_token: tl.int64, value_dim_stride: tl.int64, value_scale_start: tl.int64,
            value_scale_slot: tl.int64, value_scale_head: tl.int64, value_scale_token: tl.int64,
-           value_scale_dim: tl.int64, FORMAT: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
-           WIDE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+           value_scale_dim: tl.int64, FORMAT: tl.constexpr, COLUMNS: tl.constexpr,
+           TOKENS: tl.constexpr):  # fmt: skip
     """Store one split's sum of values, sum of weights and largest score (base 2) for each of its query heads."""
     request, head, first_head, first, last, kept, left_out = _split(lengths, heads, group, split_tokens, window, sinks)
-    VECTOR: tl.constexpr = 16 if FORMAT == 3 else (4 if FORMAT == 0 else 8)
-    if WIDE:
-        dim = dim // VECTOR * VECTOR  # floor: no change, but now the compiler knows a factor
-        value_dim = value_dim // VECTOR * VECTOR  # floor: as above
     columns = tl.arange(0, COLUMNS)
     row = first_head + tl.arange(0, 16)
     at = request * query_request + (head * group + row)[:, None] * query_head + columns[None, :] * query_dim
@@ -114,157 +91,33 @@ def decode(queries, key, key_scales, value, value_scales, table, lengths, partia
     largest = tl.full([16], float("-inf"), tl.float32)
     total = tl.zeros([16], tl.float32)
     summed = tl.zeros([16, COLUMNS], tl.float32)
-    for start in tl.range(first, last, TOKENS, num_stages=STAGES):
+    for start in range(first, last, TOKENS):
         slot, entry, meant = _page_of(
             table, request, table_row, page_tokens, start + tl.arange(0, TOKENS), last, kept, left_out
         )
         rows = key_start + slot * key_slot + head * key_head + entry * key_token
-        if WIDE:
-            rows = tl.multiple_of(rows, VECTOR)
-        keys = _tile(key, rows, key_dim, columns, meant[:, None] & (columns < dim)[None, :], WIDE)
-        scores = _product(query, tl.trans(_operand(keys, FORMAT)), FORMAT) * scale
+        scale_rows = key_scale_start + slot * key_scale_slot + head * key_scale_head + entry * key_scale_token
+        inside = meant[:, None] & (columns < dim)[None, :]
+        keys = load_rows(key, rows, key_dim, key_scales, scale_rows, key_scale_dim, columns, inside, FORMAT)
+        scores = product(query, tl.trans(for_dot(keys, FORMAT)), FORMAT) * scale
         scores = tl.where(meant[None, :], scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(largest - higher)
         total = total * fade + tl.sum(weights, axis=1)
         rows = value_start + slot * value_slot + head * value_head + entry * value_token
-        if WIDE:
-            rows = tl.multiple_of(rows, VECTOR)
+        scale_rows = value_scale_start + slot * value_scale_slot + head * value_scale_head + entry * value_scale_token
         inside = meant[:, None] & (columns < value_dim)[None, :]
-        values = _tile(value, rows, value_dim_stride, columns, inside, WIDE)
-        summed = summed * fade[:, None] + _product(for_dot(weights, FORMAT), _operand(values, FORMAT), FORMAT)
+        values = load_rows(
+            value, rows, value_dim_stride, value_scales, scale_rows, value_scale_dim, columns, inside, FORMAT
+        )
+        summed = summed * fade[:, None] + product(for_dot(weights, FORMAT), for_dot(values, FORMAT), FORMAT)
         largest = higher
     place, written = _store_split(
         partial, extremes, request, head, first_head, heads, group, total, largest, columns, columns < value_dim,
         value_dim,
     )  # fmt: skip
     tl.store(partial + place, summed, mask=written)
-
-
-@triton.jit
-def _halves(stored, scale, TOKENS: tl.constexpr, BYTES: tl.constexpr):
-    """Return the even and the odd elements of NVFP4 rows, times their block scales, as matrix operands.
-
-    ``stored`` are (TOKENS, BYTES) bytes, ``scale`` the e4m3 bytes of their blocks. On a GPU four bytes become eight
-    fp16 numbers in a few instructions: the three low bits of a nibble are an fp16 number but for a factor of 2^14.
-    """
-    BLOCKS: tl.constexpr = BYTES // 8  # floor: exact, eight bytes to a block
-    if INTERPRETED:
-        low, high = decode_fp4(stored & 15), decode_fp4((stored >> 4) & 15)
-    else:
-        low, high = tl.inline_asm_elementwise(
-            asm="""
-            {
-            .reg .b32 one, two, a, b, c;
-            mov.b32 c, 0x74007400;
-            prmt.b32 one, $4, 0, 0x4140;
-            prmt.b32 two, $4, 0, 0x4342;
-            shl.b32 a, one, 9;
-            shl.b32 b, one, 12;
-            and.b32 a, a, 0x0E000E00;
-            lop3.b32 $0, b, 0x80008000, a, 0xEA;
-            shl.b32 a, two, 9;
-            shl.b32 b, two, 12;
-            and.b32 a, a, 0x0E000E00;
-            lop3.b32 $1, b, 0x80008000, a, 0xEA;
-            shl.b32 a, one, 5;
-            shl.b32 b, one, 8;
-            and.b32 a, a, 0x0E000E00;
-            lop3.b32 $2, b, 0x80008000, a, 0xEA;
-            shl.b32 a, two, 5;
-            shl.b32 b, two, 8;
-            and.b32 a, a, 0x0E000E00;
-            lop3.b32 $3, b, 0x80008000, a, 0xEA;
-            mul.f16x2 $0, $0, c;
-            mul.f16x2 $1, $1, c;
-            mul.f16x2 $2, $2, c;
-            mul.f16x2 $3, $3, c;
-            }
-            """,
-            constraints="=r,=r,=r,=r,r",
-            args=[stored],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
-        )
-    factor = decode_fp8(scale)[:, :, None]
-    low = tl.reshape(tl.reshape(low, [TOKENS, BLOCKS, 8]) * factor, [TOKENS, BYTES])
-    high = tl.reshape(tl.reshape(high, [TOKENS, BLOCKS, 8]) * factor, [TOKENS, BYTES])
-    return low, high
-
-
-@triton.jit(do_not_specialize=[*_SIZES, *_QUERIES, *_STRIDES])
-def decode_fp4_rows(queries, key, key_scales, value, value_scales, table, lengths, partial, extremes, scale,
-                    heads: tl.int32, group: tl.int32, dim: tl.int32, value_dim: tl.int32, page_tokens: tl.int32,
-                    table_row: tl.int64, split_tokens: tl.int32, window: tl.int32, sinks: tl.int32,
-                    query_request: tl.int64, query_head: tl.int64, query_dim: tl.int64, key_start: tl.int64,
-                    key_slot: tl.int64, key_head: tl.int64, key_token: tl.int64, key_dim: tl.int64,
-                    key_scale_start: tl.int64, key_scale_slot: tl.int64, key_scale_head: tl.int64,
-                    key_scale_token: tl.int64, key_scale_dim: tl.int64, value_start: tl.int64, value_slot: tl.int64,
-                    value_head: tl.int64, value_token: tl.int64, value_dim_stride: tl.int64,
-                    value_scale_start: tl.int64, value_scale_slot: tl.int64, value_scale_head: tl.int64,
-                    value_scale_token: tl.int64, value_scale_dim: tl.int64, COLUMNS: tl.constexpr,
-                    TOKENS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """``decode`` over NVFP4 rows: even and odd elements go through products of their own and are never interleaved."""
-    request, head, first_head, first, last, kept, left_out = _split(lengths, heads, group, split_tokens, window, sinks)
-    BYTES: tl.constexpr = COLUMNS // 2  # floor: exact
-    BLOCKS: tl.constexpr = COLUMNS // 16  # floor: exact
-    key_bytes, value_bytes = dim // 2, value_dim // 2  # floor: exact, a block of sixteen is eight bytes
-    key_blocks, value_blocks = dim // 16, value_dim // 16  # floor: exact
-    if WIDE:
-        key_bytes, value_bytes = key_bytes // 32 * 32, value_bytes // 32 * 32  # floor: no change, but the compiler
-        key_blocks, value_blocks = key_blocks // 4 * 4, value_blocks // 4 * 4  # floor: now knows a factor
-    bytes_ = tl.arange(0, BYTES)
-    blocks = tl.arange(0, BLOCKS)
-    row = first_head + tl.arange(0, 16)
-    at = request * query_request + (head * group + row)[:, None] * query_head + (2 * bytes_)[None, :] * query_dim
-    asked = (row < group)[:, None] & (bytes_ < key_bytes)[None, :]
-    even = for_dot(tl.load(queries + at, mask=asked, other=0.0), 4)
-    odd = for_dot(tl.load(queries + at + query_dim, mask=asked, other=0.0), 4)
-    largest = tl.full([16], float("-inf"), tl.float32)
-    total = tl.zeros([16], tl.float32)
-    summed_even = tl.zeros([16, BYTES], tl.float32)
-    summed_odd = tl.zeros([16, BYTES], tl.float32)
-    for start in tl.range(first, last, TOKENS, num_stages=STAGES):
-        slot, entry, meant = _page_of(
-            table, request, table_row, page_tokens, start + tl.arange(0, TOKENS), last, kept, left_out
-        )
-        rows = key_start + slot * key_slot + head * key_head + entry * key_token
-        if WIDE:
-            rows = tl.multiple_of(rows, 16)
-        keys = _tile(key, rows, key_dim, bytes_, meant[:, None] & (bytes_ < key_bytes)[None, :], WIDE)
-        scale_rows = key_scale_start + slot * key_scale_slot + head * key_scale_head + entry * key_scale_token
-        if WIDE:
-            scale_rows = tl.multiple_of(scale_rows, 4)
-        scaled = meant[:, None] & (blocks < key_blocks)[None, :]
-        factors = _tile(key_scales, scale_rows, key_scale_dim, blocks, scaled, WIDE)
-        low, high = _halves(keys, factors, TOKENS, BYTES)
-        scores = tl.dot(even, tl.trans(low))
-        scores = (tl.dot(odd, tl.trans(high), acc=scores)) * scale
-        scores = tl.where(meant[None, :], scores, float("-inf"))
-        higher = tl.maximum(largest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - higher[:, None])
-        fade = tl.exp2(largest - higher)
-        total = total * fade + tl.sum(weights, axis=1)
-        rows = value_start + slot * value_slot + head * value_head + entry * value_token
-        if WIDE:
-            rows = tl.multiple_of(rows, 16)
-        inside = meant[:, None] & (bytes_ < value_bytes)[None, :]
-        values = _tile(value, rows, value_dim_stride, bytes_, inside, WIDE)
-        scale_rows = value_scale_start + slot * value_scale_slot + head * value_scale_head + entry * value_scale_token
-        if WIDE:
-            scale_rows = tl.multiple_of(scale_rows, 4)
-        scaled = meant[:, None] & (blocks < value_blocks)[None, :]
-        factors = _tile(value_scales, scale_rows, value_scale_dim, blocks, scaled, WIDE)
-        low, high = _halves(values, factors, TOKENS, BYTES)
-        summed_even = tl.dot(for_dot(weights, 4), low, acc=summed_even * fade[:, None])
-        summed_odd = tl.dot(for_dot(weights, 4), high, acc=summed_odd * fade[:, None])
-        largest = higher
-    place, written = _store_split(partial, extremes, request, head, first_head, heads, group, total, largest,
-                                  2 * bytes_, bytes_ < value_bytes, value_dim)  # fmt: skip
-    tl.store(partial + place, summed_even, mask=written)
-    tl.store(partial + place + 1, summed_odd, mask=written)
 
 
 @triton.jit(do_not_specialize=["splits", "query_heads", "value_dim", "unit", "out_request", "out_head", "out_dim"])

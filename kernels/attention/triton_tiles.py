@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..quantize.triton_numbers import for_dot, load_rows
-from .triton_decode import _product
+from .triton_decode import product
 
 _PLANE = ("start", "slot", "head", "token", "dim")
 _SIZES = [
@@ -103,7 +103,7 @@ def tiles(queries, key, key_scales, value, value_scales, table, lengths, out, sk
         scale_rows = key_scale_start + slot * key_scale_slot + head * key_scale_head + entry * key_scale_token
         inside = meant[:, None] & (columns < dim)[None, :]
         keys = load_rows(key, rows, key_dim, key_scales, scale_rows, key_scale_dim, columns, inside, FORMAT)
-        scores = _product(operand, tl.trans(for_dot(keys, FORMAT)), FORMAT) * scale
+        scores = product(operand, tl.trans(for_dot(keys, FORMAT)), FORMAT) * scale
         scores = tl.where(_seen(token, position, meant, window, sinks), scores, float("-inf"))
         peak = tl.max(scores, axis=1)
         higher = tl.maximum(largest, peak)
@@ -127,7 +127,7 @@ def tiles(queries, key, key_scales, value, value_scales, table, lengths, out, sk
             values = load_rows(
                 value, rows, value_dim_stride, value_scales, scale_rows, value_scale_dim, columns, inside, FORMAT
             )
-            summed += _product(for_dot(weights, FORMAT), for_dot(values, FORMAT), FORMAT)
+            summed += product(for_dot(weights, FORMAT), for_dot(values, FORMAT), FORMAT)
         largest = higher
         tile += 1
     result = tl.where(total[:, None] == 0.0, 0.0, tl.div_rn(summed * unit, tl.zeros_like(summed) + total[:, None]))
@@ -168,15 +168,15 @@ def latent_tiles(queries, key, key_scales, table, lengths, out, scale, unit, hea
         shared = for_dot(shared, FORMAT)
         inside = meant[:, None] & (rope < row_dim)[None, :]
         turned = load_rows(key, rows, key_dim, key_scales, scale_rows, key_scale_dim, rope, inside, FORMAT)
-        scores = _product(left, tl.trans(shared), FORMAT)
-        scores = (scores + _product(right, tl.trans(for_dot(turned, FORMAT)), FORMAT)) * scale
+        scores = product(left, tl.trans(shared), FORMAT)
+        scores = (scores + product(right, tl.trans(for_dot(turned, FORMAT)), FORMAT)) * scale
         scores = tl.where(_seen(token, position, meant, window, sinks), scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         fade = tl.exp2(largest - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * fade + tl.sum(weights, axis=1)
-        summed = summed * fade[:, None] + _product(for_dot(weights, FORMAT), shared, FORMAT)
+        summed = summed * fade[:, None] + product(for_dot(weights, FORMAT), shared, FORMAT)
         largest = higher
     result = tl.where(total[:, None] == 0.0, 0.0, tl.div_rn(summed * unit, tl.zeros_like(summed) + total[:, None]))
     out_row = out + (request * out_request + query * out_token + lane * out_head)[:, None]

@@ -7,6 +7,7 @@ that to whole pages by slot.
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,10 @@ _SOURCES: Final = {
     ElementFormat.NVFP4: (torch.float32, torch.bfloat16),
 }
 """What may be appended to a plane of each format."""
+MAX_WORD_ROW: Final = 256
+"""Elements of a row that the kernel for words of two bf16 holds at once."""
+MAX_ROWS: Final = 1 << 31
+"""The kernels count rows in 32 bits."""
 
 
 def append(plane: PagedPlane, values: Any, requests: Any, positions: Any, table: Any) -> None:
@@ -45,7 +50,18 @@ def append(plane: PagedPlane, values: Any, requests: Any, positions: Any, table:
     wide = plane.wide and contiguous and data.dim % max(16, narrow) == 0
     columns = 256 if data.dim > 64 else 64
     inverse = float(np.divide(1.0, plane.unit))
+    if wide and _fits_words(plane, values):
+        words = values.view(torch.int32)
+        _launch(plane, "append_fp4_words", words, requests, positions, table, inverse, {"COLUMNS": columns})
+        return
     _launch(plane, "append_rows", values, requests, positions, table, inverse, {"WIDE": wide, "COLUMNS": columns})
+
+
+def _fits_words(plane: PagedPlane, values: Any) -> bool:
+    """Whether the kernel for words of two bf16 may quantise ``values``."""
+    exact = math.frexp(plane.unit)[0] == 0.5 and 1e-9 < plane.unit < 1e9  # float: a power of two of moderate size
+    nvfp4 = plane.data.format == ElementFormat.NVFP4
+    return nvfp4 and exact and values.dtype == torch.bfloat16 and plane.data.dim <= MAX_WORD_ROW
 
 
 def fetch(plane: PagedPlane, out: Any, requests: Any, positions: Any, table: Any) -> None:
@@ -92,7 +108,11 @@ def _launch(
     constants: dict[str, Any],
 ) -> None:  # fmt: skip
     data = plane.data
-    tokens, heads, dim = outside.shape
+    tokens, heads, words = outside.shape
+    dim = words * 2 if kernel == "append_fp4_words" else words
+    if tokens * heads >= MAX_ROWS:
+        found = f"found {tokens} tokens of {heads} heads"
+        raise SpecError(data.name, f"{found}, needs fewer than {MAX_ROWS} rows: give the tokens in parts")
     if (heads, dim) != (data.size("head"), data.dim):
         found = f"found tokens of {heads} heads x {dim}"
         raise SpecError(data.name, f"{found}, needs {data.size('head')} heads x {data.dim}")
@@ -103,11 +123,19 @@ def _launch(
         return
     interpreted = outside.device.type == "cpu"
     # the interpreter pays for every program, a GPU for every register
-    rows = (64 if tokens * heads <= 1024 else 1024) if interpreted else (8 if constants["COLUMNS"] == 256 else 32)
+    rows, warps = (16, 4) if constants["COLUMNS"] == 256 else (32, 4)
+    if kernel == "append_fp4_words":
+        rows, warps = 8, 1
+    if interpreted:
+        rows = 64 if tokens * heads <= 1024 else 1024
+    arguments = {
+        "outside": outside, "requests": requests, "positions": positions, "table": table, "row_count": tokens * heads,
+        "heads": heads, "dim": dim, "page_tokens": data.size("token"), "table_row": table.stride(0), "unit": unit,
+        "outside_token": outside.stride(0), "outside_head": outside.stride(1), **plane.arguments("cache"),
+    }  # fmt: skip
+    if kernel == "append_fp4_words":
+        arguments.pop("cache_dim")
+    else:
+        arguments.update(outside_dim=outside.stride(2), FORMAT=plane.code)
     module = importlib.import_module(_KERNELS)
-    getattr(module, kernel)[(div_up(tokens * heads, rows),)](
-        outside=outside, requests=requests, positions=positions, table=table, row_count=tokens * heads, heads=heads,
-        dim=dim, page_tokens=data.size("token"), table_row=table.stride(0), unit=unit,
-        outside_token=outside.stride(0), outside_head=outside.stride(1), outside_dim=outside.stride(2),
-        **plane.arguments("cache"), FORMAT=plane.code, ROWS=rows, **constants, num_warps=4,
-    )  # fmt: skip
+    getattr(module, kernel)[(div_up(tokens * heads, rows),)](**arguments, ROWS=rows, **constants, num_warps=warps)

@@ -67,7 +67,7 @@ def decode_fp4(code):
 def encode_fp4(value, scale):
     """Return fp32 ``value`` over e4m3 ``scale`` (both fp32) as e2m1 codes: to nearest, ties to even, at most 6.
 
-    Compared with midpoints times the scale, which fp32 holds exactly. A scale of zero gives zeros.
+    Compared with midpoints times the scale, which fp32 holds exactly. A scale of zero gives zeros; zeros keep the sign.
     """
     size = tl.abs(value)
     code = (size > scale * 0.25).to(tl.int32) + (size >= scale * 0.75).to(tl.int32)
@@ -75,7 +75,7 @@ def encode_fp4(value, scale):
     code += (size > scale * 2.5).to(tl.int32) + (size >= scale * 3.5).to(tl.int32)
     code += (size > scale * 5.0).to(tl.int32)
     code = tl.where(scale == 0.0, 0, code)
-    return code | tl.where(value < 0.0, 8, 0)
+    return code | ((value.to(tl.int32, bitcast=True) >> 28) & 8)
 
 
 @triton.jit

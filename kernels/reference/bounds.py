@@ -48,8 +48,9 @@ STATE_BOUNDS: Final = {
 }
 """States and outputs of recurrent layers, by state format; the error of several steps adds up."""
 
-SCORE_BOUND: Final = Bound(5e-5, 5e-5)
-"""Index scores in fp32: the angle of a far position has few digits left after its whole turns."""
+SCORE_BOUND: Final = Bound(2e-5, 2e-5)
+"""Index scores in fp32, of the largest that vectors of their lengths can have: the angle of a far position has few
+digits left after its whole turns."""
 
 
 class Difference(msgspec.Struct, frozen=True):

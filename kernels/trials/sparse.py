@@ -51,7 +51,13 @@ def trial_sparse(device: Device, shape: Shape) -> Outcome:
         scores = sparse.token_scores(index_queries[request], query_places[request], index_keys, places, ROTARY_BASE)
         by_block = sparse.block_scores(scores, shape.page_tokens)
         found = chosen.scores[request, :used]
-        results.append((f"scores of request {request}", found, by_block, SCORE_BOUND))
+        # a score is a sum that may cancel: its error is one of the largest score that such vectors can have
+        sizes = [
+            torch.linalg.vector_norm(each.to(torch.float64), dim=-1) for each in (index_queries[request], index_keys)
+        ]
+        reach = (sizes[0].sum() * sizes[1].max()).reshape(1)
+        both = [torch.cat([each.to(torch.float64), reach]) for each in (found, by_block)]
+        results.append((f"scores of request {request}", *both, SCORE_BOUND))
         blocks = list(range(used)) if length <= budget else sparse.kept_blocks(found, kept)
         table = ready.held.table[request][blocks]
         results.append((f"pages of request {request}", chosen.table[request, : len(blocks)], table, Bound(0.0, 0.0)))
