@@ -31,18 +31,25 @@ _EVERYONE = ("complete", "offload", "onload")
 
 
 class Deployment:
-    """All ranks of ``spec.parallel`` under one allocator, each with a ``memory`` of that kind.
+    """All ranks of ``spec.parallel`` under one allocator, each with a ``memory`` of that kind on torch's ``device``.
 
     Raises ``Rejected`` where the allocator refuses a rank's spec.
     """
 
-    def __init__(self, spec: CacheSpec, allocator: str | Allocator, *, memory: type[PagedMemory] = PagedMemory) -> None:
+    def __init__(
+        self,
+        spec: CacheSpec,
+        allocator: str | Allocator,
+        *,
+        memory: type[PagedMemory] = PagedMemory,
+        device: str = "cpu",
+    ) -> None:
         if spec.parallel.cp > 1:
             raise SpecError("parallel.cp", f"found {spec.parallel.cp}, the testbed needs 1")
         self.spec = spec
         self._check_states()
         ranks = range(spec.parallel.world_size)
-        self.ranks = [memory(msgspec.structs.replace(spec, rank=rank), allocator) for rank in ranks]
+        self.ranks = [memory(msgspec.structs.replace(spec, rank=rank), allocator, device) for rank in ranks]
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -31,9 +31,9 @@ POISON: Final = 0xFF
 class _ValueShadow(Shadow):
     """A shadow whose every copy, fill and clear happens to ``memory`` as well."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, device: str) -> None:
         super().__init__(geometry)
-        self.memory = torch.full((geometry.size_bytes,), POISON, dtype=torch.uint8)
+        self.memory = torch.full((geometry.size_bytes,), POISON, dtype=torch.uint8, device=device)
 
     def fill(self, rows: Indices, poison: int) -> None:
         super().fill(rows, poison)
@@ -59,12 +59,12 @@ class _Plane:
 
 
 class PagedMemory:
-    """One rank: slots, tables and bytes."""
+    """One rank: slots, tables and bytes, the bytes on torch's ``device``; what is read comes back to the host."""
 
-    def __init__(self, spec: CacheSpec, allocator: str | Allocator) -> None:
+    def __init__(self, spec: CacheSpec, allocator: str | Allocator, device: str = "cpu") -> None:
         self.cache = running_cache(spec, allocator)
         geometry = self.cache.geometry
-        self._shadow = _ValueShadow(geometry)
+        self._shadow = _ValueShadow(geometry, device)
         self.cache.shadow = self._shadow
         self.cache.ledger = Ledger(geometry, self._shadow)
         self._operations = 0
@@ -112,7 +112,7 @@ class PagedMemory:
         Positions without a page read poison.
         """
         positions, found = self._found(row, layer, role, position)
-        data = self._shadow.memory[torch.from_numpy(self.planes[layer, role].read[np.maximum(found, 0)])]
+        data = self._shadow.memory[torch.from_numpy(self.planes[layer, role].read[np.maximum(found, 0)])].cpu()
         data[torch.from_numpy(found < 0)] = POISON
         return positions, data
 
@@ -142,7 +142,7 @@ class PagedMemory:
         """Return the bytes of a row's state: at its ``first`` token from where the table says that the state was."""
         plane = self.planes[layer, role]
         entries = self.step.table.get((plane.cycle.cycle, row.seat), [0, 0])
-        return self._shadow.memory[torch.from_numpy(plane.read[entries[0 if first else 1]])]
+        return self._shadow.memory[torch.from_numpy(plane.read[entries[0 if first else 1]])].cpu()
 
     def _codes(self, cycle: CycleGeometry, seat: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row of the address table for each position, -1 where the page table names no slot."""
@@ -156,4 +156,5 @@ class PagedMemory:
     def _write(self, places: Indices, data: torch.Tensor) -> None:
         """Write bytes where their consumer's formula leads; what would leave its pool (index 0) is not written."""
         inside = places > 0
-        self._shadow.memory[torch.from_numpy(places[inside])] = data.flatten()[torch.from_numpy(inside)]
+        memory = self._shadow.memory
+        memory[torch.from_numpy(places[inside])] = data.flatten()[torch.from_numpy(inside)].to(memory.device)

@@ -2,7 +2,7 @@
 
 The kernels are given what the consumer of a role is given: its start, strides and slots. Formats without block scales
 alone; what the kernels do not take (block scales, recurrent states, side planes) goes by index as before. Open a device
-first: that settles whether Triton compiles or interprets. The memory is the host's, so it must be interpreted.
+first: that settles whether Triton compiles or interprets, and so whether the bytes must be the GPU's or the host's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WRITER, _READER = "attention-op", "kv-view"
 class TritonMemory(PagedMemory):
     """One rank whose K and V move through kernels; ``launches`` counts them."""
 
-    def __init__(self, spec: CacheSpec, allocator: str | Allocator) -> None:
-        super().__init__(spec, allocator)
+    def __init__(self, spec: CacheSpec, allocator: str | Allocator, device: str = "cpu") -> None:
+        super().__init__(spec, allocator, device)
         self.launches = 0
         self._planes: dict[tuple[int, str, str], PagedPlane] = {}
         layout = self.cache.geometry.layout
@@ -48,7 +48,7 @@ class TritonMemory(PagedMemory):
             return
         codes = self._codes(self.planes[layer, role].cycle, row.seat, np.array([position]))
         values = decode(data, plane.data.format).to(torch.float32)[None]
-        append(plane, values, *_places(codes, plane))
+        append(plane, values.to(plane.data.storage.device), *_places(codes, plane))
         self.launches += 1
 
     def get(self, row: Row, layer: int, role: str, position: int) -> tuple[NDArray[np.int64], torch.Tensor]:
@@ -57,10 +57,11 @@ class TritonMemory(PagedMemory):
         if plane is None:
             return super().get(row, layer, role, position)
         positions, codes = self._found(row, layer, role, position)
-        values = torch.full((len(codes), plane.data.size("head"), plane.data.dim), torch.nan)
+        shape = (len(codes), plane.data.size("head"), plane.data.dim)
+        values = torch.full(shape, torch.nan, device=plane.data.storage.device)
         fetch(plane, values, *_places(codes, plane))
         self.launches += 1
-        data = encode(values.to(torch.float64), plane.data.format)[0].flatten(1)
+        data = encode(values.cpu().to(torch.float64), plane.data.format)[0].flatten(1)
         data[torch.from_numpy(codes < 0)] = POISON
         return positions, data
 
@@ -87,4 +88,6 @@ def _places(codes: NDArray[np.int64], plane: PagedPlane) -> tuple[torch.Tensor, 
     tokens = plane.data.size("token")
     entries = np.where(codes < 0, -1, codes % tokens).astype(np.int32)  # a negative position is skipped
     slots = (np.maximum(codes, 0) // tokens).astype(np.int32)  # floor: the slot of a token
-    return torch.arange(len(codes), dtype=torch.int32), torch.from_numpy(entries), torch.from_numpy(slots)[:, None]
+    device = plane.data.storage.device
+    requests = torch.arange(len(codes), dtype=torch.int32, device=device)
+    return requests, torch.from_numpy(entries).to(device), torch.from_numpy(slots)[:, None].to(device)
