@@ -18,24 +18,24 @@ _ANY: Final = f"{__package__}.triton_decode"
 _WIDE: Final = f"{__package__}.triton_wide"
 ROWS: Final = 16
 """Query heads that a program serves."""
-PIECES: Final = (64, 32, 16)
+PIECES: Final = (32, 16)
 """Tokens that a tile may take from one page, where pages are a multiple of them."""
 INT32: Final = 1 << 31
+QUERY_STEP: Final = 4
+"""Elements in which a wide kernel counts the strides of queries."""
 
 
 class Tiling(msgspec.Struct, frozen=True):
     """How a decode is cut and compiled.
 
-    ``tokens`` of a tile, pipeline ``stages``, ``warps`` of a program, the programs with rows of 256 elements that are
-    ``resident`` on a multiprocessor at a time, and the ``registers`` of a thread that allow so many (None: as many as
-    the compiler likes).
+    ``tokens`` of a tile, pipeline ``stages``, ``warps`` of a program, and the programs with rows of 256 elements that
+    are ``resident`` on a multiprocessor at a time.
     """
 
     tokens: int
     stages: int
     warps: int
     resident: int = 8
-    registers: int | None = None
 
 
 WIDE_TILINGS: Final = {
@@ -43,7 +43,7 @@ WIDE_TILINGS: Final = {
     ElementFormat.FP16: Tiling(64, 5, 4, 1),
     ElementFormat.BF16: Tiling(64, 5, 4, 1),
     ElementFormat.FP8: Tiling(64, 5, 4, 2),
-    ElementFormat.NVFP4: Tiling(64, 1, 4, 3, 168),
+    ElementFormat.NVFP4: Tiling(64, 1, 4, 2),
 }
 """Tilings for rows that can be read in pieces of 16 bytes, the best of a sweep on an H200 (docs/measurements.md)."""
 SCATTERED: Final = Tiling(16, 1, 4)
@@ -90,14 +90,16 @@ def decode(
     scratch = {"dtype": torch.float32, "device": out.device}
     partial = torch.empty((requests, query_heads, splits, value_dim), **scratch)
     extremes = torch.empty((requests, query_heads, splits, 2), **scratch)
-    if queries.stride(2) != 1:
+    step = QUERY_STEP if wide else 1
+    if queries.stride(2) != 1 or queries.stride(1) % step or queries.stride(0) % step or queries.data_ptr() % 16:
         queries = queries.contiguous()
     arguments: dict[str, Any] = {
         "queries": queries, "table": problem.table, "lengths": problem.lengths, "partial": partial,
         "extremes": extremes, "scale": problem.score_scale * problem.key.unit * LOG2_E, "heads": problem.heads,
         "group": group, "dim": problem.key.data.dim, "value_dim": value_dim, "page_tokens": problem.page_tokens,
         "table_row": problem.table.stride(0), "split_tokens": split_tokens, "window": problem.window or NO_WINDOW,
-        "sinks": problem.sinks, "query_request": queries.stride(0), "query_head": queries.stride(1),
+        "sinks": problem.sinks, "query_request": exact_div(queries.stride(0), step, "elements from request to request"),
+        "query_head": exact_div(queries.stride(1), step, "elements from head to head"),
         "COLUMNS": problem.columns, "TOKENS": cut.tokens,
     }  # fmt: skip
     if wide:
@@ -106,8 +108,6 @@ def decode(
         more.update(out_request=out.stride(0), out_head=out.stride(1), out_dim=out.stride(2))
     else:
         kernel, more = _any_kernel(problem)
-    if cut.registers is not None and not interpreted:
-        more["maxnreg"] = cut.registers
     kernel[(programs, splits)](**arguments, **more, num_warps=cut.warps)
     if wide and splits == 1:
         return
@@ -147,7 +147,8 @@ def _wide_kernel(problem: PagedAttention, cut: Tiling) -> tuple[Any, dict[str, A
     module = importlib.import_module(_WIDE)
     planes = (("key", problem.key), ("value", problem.value))
     piece = next(size for size in PIECES if size <= cut.tokens and problem.page_tokens % size == 0)
-    arguments: dict[str, Any] = {"PIECE": piece}
+    full = problem.key.data.dim == problem.value.data.dim == problem.columns
+    arguments: dict[str, Any] = {"PIECE": piece, "FULL": full}
     for name, plane in planes:
         arguments.update(_in_pieces(plane, name))
         arguments[name] = plane.data.storage

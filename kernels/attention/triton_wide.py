@@ -6,8 +6,8 @@ of pieces of ``PIECE`` tokens that each lie in one page, so a page table entry i
 what is left to compute for each row is one product. Rows past the request's last token repeat that token's, and do not
 count.
 
-Strides and starts of K and V are in units of 16 bytes, those of block scales of 4 bytes. What is stored in ``partial``
-and ``extremes`` is what ``triton_decode.combine`` joins.
+Strides and starts of K and V are in units of 16 bytes, those of block scales of 4 bytes, those of queries of 4
+elements. What is stored in ``partial`` and ``extremes`` is what ``triton_decode.combine`` joins.
 
 fp8 and NVFP4 are read as words of 16 bits, because tensor cores take their operands in such. The two or four elements
 of a word go through products of their own and meet again only where they are stored: nothing is ever interleaved.
@@ -79,9 +79,16 @@ def _rows(slots, entries, slot_stride, token_stride, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _tile(plane, rows, columns, count):
-    """Return ``columns`` of rows that start at ``rows``; 0 from column ``count`` on."""
-    return tl.load(plane + rows[:, None] + columns[None, :], mask=(columns < count)[None, :], other=0)
+def _tile(plane, rows, columns, count, FULL: tl.constexpr):
+    """Return ``columns`` of rows that start at ``rows``; 0 from column ``count`` on, which none is where ``FULL``.
+
+    Nothing is read twice, so it may leave the cache at once.
+    """
+    at = plane + rows[:, None] + columns[None, :]
+    if FULL:
+        return tl.load(at, eviction_policy="evict_first")
+    else:
+        return tl.load(at, mask=(columns < count)[None, :], other=0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -135,7 +142,7 @@ def wide(queries, key, value, table, lengths, partial, extremes, out, scale, uni
          out_head: tl.int64, out_dim: tl.int64, key_start: tl.int64, key_slot: tl.int32, key_head: tl.int32,
          key_token: tl.int32, value_start: tl.int64, value_slot: tl.int32, value_head: tl.int32,
          value_token: tl.int32, FORMAT: tl.constexpr, COLUMNS: tl.constexpr,
-         TOKENS: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+         TOKENS: tl.constexpr, PIECE: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Store one split of fp32, fp16 or bf16."""
     request, head, head_row, first, last, length, kept, begin, before, gap = _program(
         lengths, heads, group, split_tokens, window, sinks, TOKENS
@@ -145,7 +152,7 @@ def wide(queries, key, value, table, lengths, partial, extremes, out, scale, uni
     value_dim = value_dim // UNIT * UNIT  # floor: as above
     columns = tl.arange(0, COLUMNS)
     row = head_row + tl.arange(0, 16)
-    at = request * query_request + (head * group + row)[:, None] * query_head + columns[None, :]
+    at = (request * query_request + (head * group + row)[:, None] * query_head) * 4 + columns[None, :]
     query = tl.load(queries + at, mask=(row < group)[:, None] & (columns < dim)[None, :], other=0.0)
     query = for_dot(query, FORMAT)
     key += (key_start + head * key_head) * UNIT
@@ -157,11 +164,11 @@ def wide(queries, key, value, table, lengths, partial, extremes, out, scale, uni
     for virtual in tl.range(first, last, TOKENS, num_stages=STAGES):
         start = tl.where(virtual < before, virtual, virtual + gap)
         slots, entries = _pieces(start, length, table, page_tokens, TOKENS, PIECE)
-        keys = _tile(key, _rows(slots, entries, key_slot, key_token, UNIT), columns, dim)
+        keys = _tile(key, _rows(slots, entries, key_slot, key_token, UNIT), columns, dim, FULL)
         scores = product(query, tl.trans(for_dot(keys, FORMAT)), FORMAT) * scale
         weights, fade, largest = _weights(scores, largest, start, length, kept, begin, TOKENS)
         added = added * fade[:, None] + weights
-        values = _tile(value, _rows(slots, entries, value_slot, value_token, UNIT), columns, value_dim)
+        values = _tile(value, _rows(slots, entries, value_slot, value_token, UNIT), columns, value_dim, FULL)
         summed = summed * fade[:, None] + product(for_dot(weights, FORMAT), for_dot(values, FORMAT), FORMAT)
     at, written, factor, divisor = _place(
         partial, extremes, out, unit, request, head, head_row, heads, group, added, largest, columns,
@@ -205,7 +212,7 @@ def wide_fp8(queries, key, value, table, lengths, partial, extremes, out, scale,
              out_request: tl.int64, out_head: tl.int64, out_dim: tl.int64, key_start: tl.int64,
              key_slot: tl.int32, key_head: tl.int32, key_token: tl.int32, value_start: tl.int64,
              value_slot: tl.int32, value_head: tl.int32, value_token: tl.int32, COLUMNS: tl.constexpr,
-             TOKENS: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+             TOKENS: tl.constexpr, PIECE: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Store one split of fp8; ``key`` and ``value`` point to words of two elements."""
     request, head, head_row, first, last, length, kept, begin, before, gap = _program(
         lengths, heads, group, split_tokens, window, sinks, TOKENS
@@ -214,7 +221,7 @@ def wide_fp8(queries, key, value, table, lengths, partial, extremes, out, scale,
     key_words, value_words = dim // 16 * 8, value_dim // 16 * 8  # floor: exact, and now the compiler knows a factor
     words = tl.arange(0, WORDS)
     row = head_row + tl.arange(0, 16)
-    at = request * query_request + (head * group + row)[:, None] * query_head + (2 * words)[None, :]
+    at = (request * query_request + (head * group + row)[:, None] * query_head) * 4 + (2 * words)[None, :]
     asked = (row < group)[:, None] & (words < key_words)[None, :]
     even = for_dot(tl.load(queries + at, mask=asked, other=0.0), 3)
     odd = for_dot(tl.load(queries + at + 1, mask=asked, other=0.0), 3)
@@ -228,13 +235,15 @@ def wide_fp8(queries, key, value, table, lengths, partial, extremes, out, scale,
     for virtual in tl.range(first, last, TOKENS, num_stages=STAGES):
         start = tl.where(virtual < before, virtual, virtual + gap)
         slots, entries = _pieces(start, length, table, page_tokens, TOKENS, PIECE)
-        low, high = _fp8_pairs(_tile(key, _rows(slots, entries, key_slot, key_token, 8), words, key_words))
+        low, high = _fp8_pairs(_tile(key, _rows(slots, entries, key_slot, key_token, 8), words, key_words, FULL))
         scores = tl.dot(even, tl.trans(low))
         scores = tl.dot(odd, tl.trans(high), acc=scores) * scale
         weights, fade, largest = _weights(scores, largest, start, length, kept, begin, TOKENS)
         added = added * fade[:, None] + weights
         weights = for_dot(weights, 3)
-        low, high = _fp8_pairs(_tile(value, _rows(slots, entries, value_slot, value_token, 8), words, value_words))
+        low, high = _fp8_pairs(
+            _tile(value, _rows(slots, entries, value_slot, value_token, 8), words, value_words, FULL)
+        )
         summed_even = tl.dot(weights, low, acc=summed_even * fade[:, None])
         summed_odd = tl.dot(weights, high, acc=summed_odd * fade[:, None])
     at, written, factor, divisor = _place(
@@ -309,16 +318,18 @@ def _fp4_operands(words, scales, TOKENS: tl.constexpr, BLOCKS: tl.constexpr):
 @triton.jit
 def _fp4_tiles(key, key_scales, value, value_scales, start, length, table, page_tokens, key_slot, key_token,
                key_scale_slot, key_scale_token, value_slot, value_token, value_scale_slot, value_scale_token, dim,
-               value_dim, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+               value_dim, COLUMNS: tl.constexpr, TOKENS: tl.constexpr, PIECE: tl.constexpr,
+               FULL: tl.constexpr):  # fmt: skip
     """Return (words of K, its block scales, words of V, its block scales) of the tile that begins at ``start``."""
     words, blocks = tl.arange(0, COLUMNS // 4), tl.arange(0, COLUMNS // 16)  # floor: exact
     slots, entries = _pieces(start, length, table, page_tokens, TOKENS, PIECE)
-    keys = _tile(key, _rows(slots, entries, key_slot, key_token, 8), words, dim // 32 * 8)  # floor: exact
+    keys = _tile(key, _rows(slots, entries, key_slot, key_token, 8), words, dim // 32 * 8, FULL)  # floor: exact
     rows = _rows(slots, entries, key_scale_slot, key_scale_token, 4)
-    key_factors = _tile(key_scales, rows, blocks, dim // 64 * 4)  # floor: exact, and the compiler knows a factor
-    values = _tile(value, _rows(slots, entries, value_slot, value_token, 8), words, value_dim // 32 * 8)  # floor: exact
+    key_factors = _tile(key_scales, rows, blocks, dim // 64 * 4, FULL)  # floor: exact, and the compiler knows a factor
+    rows = _rows(slots, entries, value_slot, value_token, 8)
+    values = _tile(value, rows, words, value_dim // 32 * 8, FULL)  # floor: exact
     rows = _rows(slots, entries, value_scale_slot, value_scale_token, 4)
-    return keys, key_factors, values, _tile(value_scales, rows, blocks, value_dim // 64 * 4)  # floor: as above
+    return keys, key_factors, values, _tile(value_scales, rows, blocks, value_dim // 64 * 4, FULL)  # floor: as above
 
 
 @triton.jit
@@ -339,7 +350,7 @@ def wide_fp4(queries, key, key_scales, value, value_scales, table, lengths, part
              key_scale_head: tl.int32, key_scale_token: tl.int32, value_start: tl.int64, value_slot: tl.int32,
              value_head: tl.int32, value_token: tl.int32, value_scale_start: tl.int64, value_scale_slot: tl.int32,
              value_scale_head: tl.int32, value_scale_token: tl.int32, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
-             PIECE: tl.constexpr):  # fmt: skip
+             PIECE: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
     """Store one split of NVFP4; ``key`` and ``value`` point to words of four elements.
 
     A tile is asked for while the one before is computed with, and K and V stay over 64 until the end.
@@ -351,7 +362,7 @@ def wide_fp4(queries, key, key_scales, value, value_scales, table, lengths, part
     BLOCKS: tl.constexpr = COLUMNS // 16  # floor: exact
     words = tl.arange(0, WORDS)
     row = head_row + tl.arange(0, 16)
-    at = queries + request * query_request + (head * group + row)[:, None] * query_head + (4 * words)[None, :]
+    at = queries + (request * query_request + (head * group + row)[:, None] * query_head) * 4 + (4 * words)[None, :]
     query0, query1, query2, query3 = _fp4_queries(at, (row < group)[:, None] & (4 * words < dim)[None, :])
     key += (key_start + head * key_head) * 8
     value += (value_start + head * value_head) * 8
@@ -367,7 +378,7 @@ def wide_fp4(queries, key, key_scales, value, value_scales, table, lengths, part
         keys, key_factors, values, value_factors = _fp4_tiles(
             key, key_scales, value, value_scales, start, length, table, page_tokens, key_slot, key_token,
             key_scale_slot, key_scale_token, value_slot, value_token, value_scale_slot, value_scale_token, dim,
-            value_dim, COLUMNS, TOKENS, PIECE,
+            value_dim, COLUMNS, TOKENS, PIECE, FULL,
         )  # fmt: skip
         for virtual in tl.range(first, last, TOKENS, num_stages=1):
             next_start = virtual + TOKENS
@@ -375,7 +386,7 @@ def wide_fp4(queries, key, key_scales, value, value_scales, table, lengths, part
             next_keys, next_key_factors, next_values, next_value_factors = _fp4_tiles(
                 key, key_scales, value, value_scales, next_start, length, table, page_tokens, key_slot, key_token,
                 key_scale_slot, key_scale_token, value_slot, value_token, value_scale_slot, value_scale_token, dim,
-                value_dim, COLUMNS, TOKENS, PIECE,
+                value_dim, COLUMNS, TOKENS, PIECE, FULL,
             )  # fmt: skip
             key0, key1, key2, key3 = _fp4_operands(keys, key_factors, TOKENS, BLOCKS)
             scores = tl.dot(query1, tl.trans(key1), acc=tl.dot(query0, tl.trans(key0)))

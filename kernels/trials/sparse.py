@@ -55,8 +55,8 @@ def trial_sparse(device: Device, shape: Shape) -> Outcome:
         sizes = [
             torch.linalg.vector_norm(each.to(torch.float64), dim=-1) for each in (index_queries[request], index_keys)
         ]
-        reach = (sizes[0].sum() * sizes[1].max()).reshape(1)
-        both = [torch.cat([each.to(torch.float64), reach]) for each in (found, by_block)]
+        reach = sizes[0].sum() * (sizes[1].max() if length else 0)
+        both = [torch.cat([each.to(torch.float64), reach.reshape(1)]) for each in (found, by_block)]
         results.append((f"scores of request {request}", *both, SCORE_BOUND))
         blocks = list(range(used)) if length <= budget else sparse.kept_blocks(found, kept)
         table = ready.held.table[request][blocks]
