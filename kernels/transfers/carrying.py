@@ -10,7 +10,7 @@ import torch
 
 from ...sim.transfer.execution import window
 from ...sim.transfer.plan import ByteCopy, Copy, Slots, byte_copies
-from ..pages.copying import Side, copy_between
+from .runs import Launch, launches_of, runs_of
 
 MESSAGE_BYTES: Final = 16 << 20
 """Bytes of one message between two ranks at most."""
@@ -29,38 +29,49 @@ Flats: TypeAlias = Mapping[tuple[int, int], Flat]
 """Pools by (rank, pool)."""
 
 
-def carry_out(copies: Sequence[Copy], slots: tuple[Slots, Slots], source: Flats, destination: Flats) -> int:
-    """Carry out a plan between memories of one device, in its order; return the bytes written.
+class Prepared:
+    """Copies between memories of one device, ready to be carried out any number of times.
 
-    What would reach past a pool is left out: the simulator has reported it, and memory must not be harmed. A GPU takes
-    one launch for all blocks of a copy.
+    On a GPU they are laid out as runs, for a few launches in all; on a host, and where their order counts, they are
+    carried out one by one.
     """
-    written = 0
-    for copy in copies:
+
+    def __init__(self, moves: Sequence[tuple[ByteCopy, Flat, Flat]]) -> None:
+        self.moves = moves
+        self.size_bytes = sum(bytes_of(copy) for copy, _, _ in moves)
+        self.launches: list[Launch] = []
+        if moves and moves[0][1].octets.is_cuda:
+            runs = runs_of((copy, address_of(one), address_of(other)) for copy, one, other in moves)
+            if runs.disjoint:
+                self.launches = launches_of(runs, moves[0][1].octets)
+
+    def run(self) -> int:
+        """Carry out the copies; return the bytes written."""
+        for launch in self.launches:
+            launch.run()
+        if not self.launches:
+            for copy, one, other in self.moves:
+                carry(copy, one, other)
+        return self.size_bytes
+
+
+def prepare(copies: Sequence[Copy], slots: tuple[Slots, Slots], source: Flats, destination: Flats) -> Prepared:
+    """Return a plan's copies, ready to be carried out between memories of one device, in its order.
+
+    What would reach past a pool is left out: the simulator has reported it, and memory must not be harmed.
+    """
+    moves = []
+    for copy in byte_copies(copies, *slots):
         one = source[copy.source_rank, copy.source_pool]
         other = destination[copy.destination_rank, copy.destination_pool]
-        blocks = [block for block in byte_copies([copy], *slots) if inside(block, one, other)]
-        written += len(blocks) * copy.size_bytes
-        if not one.octets.is_cuda or len(copy.counts) > 2:
-            for block in blocks:
-                carry(block, one, other)
-        elif blocks:
-            launch(copy, blocks, one, other)
-    return written
+        if inside(copy, one, other):
+            moves.append((copy, one, other))
+    return Prepared(moves)
 
 
-def launch(copy: Copy, blocks: Sequence[ByteCopy], source: Flat, destination: Flat) -> None:
-    """Carry out one copy for all of its ``blocks`` with the kernel for pages; a block stands for a slot."""
-    sides, numbers = [], []
-    for flat, strides, step, first in (
-        (source, copy.source_strides, copy.source_slot_stride, copy.source_offset),
-        (destination, copy.destination_strides, copy.destination_slot_stride, copy.destination_offset),
-    ):
-        sides.append(Side(flat.octets, flat.before + first, (step, *strides, 1)))
-        offsets = [block.source_offset if flat is source else block.destination_offset for block in blocks]
-        slots = [(offset - first) // step if step else 0 for offset in offsets]  # floor: exact, whole slots
-        numbers.append(torch.tensor(slots, dtype=torch.int32, device=flat.octets.device))
-    copy_between((*copy.counts, copy.run_bytes), sides[0], sides[1], numbers[0], numbers[1], 1)
+def address_of(flat: Flat) -> int:
+    """Return the address of byte 0 of a pool."""
+    return int(flat.octets.data_ptr()) + flat.before
 
 
 def inside(copy: ByteCopy, source: Flat, destination: Flat) -> bool:
@@ -176,23 +187,24 @@ def _part(copy: ByteCopy, index: int) -> ByteCopy:
     )
 
 
-def pack(copies: Sequence[ByteCopy], source: Flats, message: torch.Tensor) -> int:
-    """Gather what ``copies`` read into the front of ``message``; return the bytes."""
-    return _through(copies, message, lambda copy, parcel: carry(_to_parcel(copy), _source(copy, source), parcel))
+def packing(copies: Sequence[ByteCopy], source: Flats, message: torch.Tensor) -> Prepared:
+    """Return what gathers all that ``copies`` read into the front of ``message``."""
+    return Prepared([(_to_parcel(copy), _source(copy, source), parcel) for copy, parcel in _parcels(copies, message)])
 
 
-def unpack(copies: Sequence[ByteCopy], message: torch.Tensor, destination: Flats) -> int:
-    """Scatter the front of ``message`` to where ``copies`` write; return the bytes."""
-    return _through(copies, message, lambda copy, parcel: carry(_from_parcel(copy), parcel, _target(copy, destination)))
+def unpacking(copies: Sequence[ByteCopy], message: torch.Tensor, destination: Flats) -> Prepared:
+    """Return what scatters the front of ``message`` to where ``copies`` write."""
+    parcels = _parcels(copies, message)
+    return Prepared([(_from_parcel(copy), parcel, _target(copy, destination)) for copy, parcel in parcels])
 
 
-def _through(copies: Sequence[ByteCopy], message: torch.Tensor, move: Any) -> int:
+def _parcels(copies: Sequence[ByteCopy], message: torch.Tensor) -> Iterator[tuple[ByteCopy, Flat]]:
+    """Yield copies, each with its place in a message."""
     at = 0
     for copy in copies:
         size = bytes_of(copy)
-        move(copy, Flat(message, at, size))
+        yield copy, Flat(message, at, size)
         at += size
-    return at
 
 
 def _source(copy: ByteCopy, source: Flats) -> Flat:

@@ -29,7 +29,7 @@ from ...sim.transfer.names import transfer_named
 from ...sim.transfer.pair import Pair, judge_pair
 from ...sim.transfer.plan import ByteCopy, byte_copies
 from ...sim.transfer.proof import Staging, stage
-from .carrying import MESSAGE_BYTES, Flat, bytes_of, inside, messages, pack, unpack
+from .carrying import MESSAGE_BYTES, Flat, Prepared, inside, messages, packing, unpacking
 from .contents import SourcePool, TargetPool, digits_of, source_pools, target_pools
 from .one_device import Difference, differences
 
@@ -122,6 +122,7 @@ class _Rank:
         }
         self.messages = list(_messages(self.staging, verdict.plan.copies, job))
         self.parcel = torch.empty(job.message_bytes, dtype=torch.int8, device=self.device)
+        self.work = [self._prepared(message) for message in self.messages]
 
     def _open(self, folder: Path) -> torch.device:
         """Meet the other processes; raise ``SpecError`` where there are too few GPUs."""
@@ -142,8 +143,16 @@ class _Rank:
             rank=self.number,
             world_size=world,
             timeout=datetime.timedelta(seconds=job.seconds),
+            device_id=device if job.device == "cuda" else None,
         )
         return device
+
+    def _prepared(self, message: Message) -> Prepared | None:
+        """Return this process's part in a message: to gather it, to scatter it, or nothing."""
+        sender, receiver, copies = message
+        if self.number == sender:
+            return packing(copies, self.flats, self.parcel)
+        return unpacking(copies, self.parcel, self.flats) if self.number == receiver else None
 
     def run(self) -> Report:
         """Carry the transfer out for each digit, and compare this rank's pools."""
@@ -169,18 +178,19 @@ class _Rank:
         """Send and receive all messages of this process; without ``whole`` their content is left as it is."""
         self._meet()
         start, size = time.perf_counter(), 0
-        for sender, receiver, copies in self.messages:
-            count = sum(bytes_of(copy) for copy in copies)
+        for (sender, receiver, _), work in zip(self.messages, self.work, strict=True):
+            if work is None:
+                continue
+            count = work.size_bytes
             if self.number == sender:
                 if whole:
-                    pack(copies, self.flats, self.parcel)
+                    work.run()
                 dist.send(self.parcel[:count], receiver)
-                size += count
-            elif self.number == receiver:
+            else:
                 dist.recv(self.parcel[:count], sender)
                 if whole:
-                    unpack(copies, self.parcel, self.flats)
-                size += count
+                    work.run()
+            size += count
         self._meet()
         return size, time.perf_counter() - start
 

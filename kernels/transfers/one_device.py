@@ -25,7 +25,7 @@ from ..pools import DevicePool, allocate_pool
 from ..probe import launch
 from ..probe.launch import Anchor, Uploaded
 from ..probe.rows import Row, RowTable, placed
-from .carrying import Flat, carry_out
+from .carrying import Flat, prepare
 from .contents import CANARY, Octets, SourcePool, TargetPool, digits_of, source_pools, target_pools
 from .rows import rows_of_rank
 
@@ -140,7 +140,7 @@ class _Replay:
     """The pools of both sides in memory."""
 
     def __init__(self, device: Device, verdict: PairVerdict, staging: Staging) -> None:
-        self.device, self.verdict, self.staging = device, verdict, staging
+        self.device, self.staging = device, staging
         copies = verdict.plan.copies
         self.sources = [pool for rank in staging.senders for pool in source_pools(staging, rank)]
         self.targets = [pool for rank in staging.receivers for pool in target_pools(staging, rank, copies)]
@@ -150,6 +150,7 @@ class _Replay:
         count = len(self.sources)
         self.source = {(pool.rank, pool.pool): flat for pool, flat in zip(self.sources, flats[:count], strict=True)}
         self.target = {(pool.rank, pool.pool): flat for pool, flat in zip(self.targets, flats[count:], strict=True)}
+        self.prepared = prepare(copies, staging.slots, self.source, self.target)
 
     def fill(self, digit: int) -> None:
         """Fill all pools for one digit, and their guard zones."""
@@ -163,7 +164,7 @@ class _Replay:
         """Carry out the plan; return the bytes and the seconds."""
         self.device.synchronize()
         start = time.perf_counter()
-        size = carry_out(self.verdict.plan.copies, self.staging.slots, self.source, self.target)
+        size = self.prepared.run()
         self.device.synchronize()
         return size, time.perf_counter() - start
 

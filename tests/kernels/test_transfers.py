@@ -21,7 +21,16 @@ from kvsan.sim.transfer.proof import stage
 torch = pytest.importorskip("torch")
 
 from kvsan.kernels.transfers import carrying  # noqa: E402
-from kvsan.kernels.transfers.carrying import Flat, bytes_of, carry, inside, launch, messages, pack, unpack  # noqa: E402
+from kvsan.kernels.transfers.carrying import (  # noqa: E402
+    Flat,
+    address_of,
+    bytes_of,
+    carry,
+    inside,
+    messages,
+    packing,
+    unpacking,
+)
 from kvsan.kernels.transfers.contents import CANARY, VOID, SourcePool, TargetPool, digits_of  # noqa: E402
 from kvsan.kernels.transfers.one_device import replay_transfer  # noqa: E402
 from kvsan.kernels.transfers.rows import _even_runs, rows_of_rank  # noqa: E402
@@ -32,6 +41,8 @@ LAYERS = (
     ),
     RecurrentLayer(algorithm="gdn", heads=4, head_dim=2, groups=2, state_dim=4, conv_kernel=4),
 )
+PLAIN = (AttentionLayer(kv_heads=4, head_dim=16),)
+"""Without a side plane, whose pages must have equal tokens on both sides."""
 ALLOCATOR = "trtllm-v2-qsa-packed"
 SPEC = CacheSpec(layers=LAYERS, tokens_per_block=4)
 
@@ -165,27 +176,48 @@ def test_copies_and_messages_against_byte_by_byte(copy: ByteCopy, limit: int) ->
     for message in messages([copy, copy], limit):
         size = sum(map(bytes_of, message))
         assert size <= limit or copy.run_bytes > limit
-        assert pack(message, flats[0], parcel) == unpack(message, parcel, flats[1]) == size <= limit
+        assert packing(message, flats[0], parcel).run() == unpacking(message, parcel, flats[1]).run() == size <= limit
         total += size
     assert total == 2 * bytes_of(copy)
     assert np.array_equal(flats[1][0, 0].octets.numpy().view(np.uint8), wanted)
 
 
-def test_the_kernel_for_pages_copies_the_same(host: Device) -> None:
-    """What a GPU launches for all blocks of a copy, through the interpreter."""
-    from kvsan.sim.transfer.plan import Copy, byte_copies
+@pytest.mark.parametrize("shift", [0, 1, 2, 4, 16])
+def test_launches_of_runs_copy_the_same(host: Device, shift: int) -> None:
+    """What a GPU launches for a whole plan, through the interpreter: long and short runs, words of every size."""
+    from kvsan.kernels.transfers.runs import launches_of, runs_of
 
-    source = torch.from_numpy(np.arange(1, 251, dtype=np.uint8).view(np.int8))
-    for counts, one, other, run in (((), (), (), 12), ((3,), (8,), (4,), 4), ((2,), (9,), (5,), 3)):
-        copy = Copy(0, 0, 0, 40, 4, 1, 0, 0, 36, 8, run, counts, one, other)
-        blocks = list(byte_copies([copy], {(0, 0): [4, 0, 2]}, {(1, 0): [1, 3, 0]}))
-        flats = [Flat(torch.zeros(300, dtype=torch.int8), 16, 250) for _ in range(2)]
-        taken = Flat(source, 0, 250)
-        launch(copy, blocks, taken, flats[0])
-        for block in blocks:
-            carry(block, taken, flats[1])
-        assert torch.equal(flats[0].octets, flats[1].octets)
-        assert flats[0].octets.any()
+    held = torch.from_numpy(np.random.default_rng(1).integers(-128, 128, 40_000, dtype=np.int8))
+    copies = (
+        ByteCopy(0, 0, 16, 0, 0, 32 + shift, 48, (3, 5), (320, 48), (480, 96)),
+        ByteCopy(0, 0, 2000 + shift, 0, 0, 2003, 7, (2,), (9,), (11,)),
+        ByteCopy(0, 0, 3000, 0, 0, 3000 + 4 * shift, 4 * (70 + shift), (), (), ()),
+        ByteCopy(0, 0, 4096, 0, 0, 4096, 16 * 2000, (), (), ()),
+    )
+    flats = [Flat(torch.zeros(40_000, dtype=torch.int8), 64, 39_900) for _ in range(2)]
+    taken = Flat(held, 0, 40_000)
+    runs = runs_of((copy, address_of(taken), address_of(flats[0])) for copy in copies)
+    assert runs.size_bytes == sum(map(bytes_of, copies))
+    launches = launches_of(runs, held)
+    for launch in launches:
+        launch.run()
+    for copy in copies:
+        carry(copy, taken, flats[1])
+    assert torch.equal(flats[0].octets, flats[1].octets)
+    assert {launch.rows for launch in launches} == {1, 16}
+
+
+def test_runs_that_write_to_one_byte_are_not_launched(host: Device) -> None:
+    from kvsan.kernels.transfers.runs import launches_of, runs_of
+
+    octets = torch.zeros(100, dtype=torch.int8)
+    twice = [
+        (ByteCopy(0, 0, 0, 0, 0, start, 8, (), (), ()), octets.data_ptr(), octets.data_ptr()) for start in (40, 47)
+    ]
+    assert runs_of(twice[:1]).disjoint
+    assert not runs_of(twice).disjoint
+    with pytest.raises(ValueError, match="write to one byte"):
+        launches_of(runs_of(twice), octets)
 
 
 def test_nothing_is_carried_past_a_pool() -> None:
@@ -216,8 +248,7 @@ def test_torch_is_imported_only_for_a_replay() -> None:
     ("source", "destination"), [("tp2", "tp1"), ("tp1", "tp4"), ("adp2", "tp4pp2"), ("tp4", "tp2")]
 )
 def test_a_gpu_moves_as_predicted(gpu: Device, source: str, destination: str) -> None:
-    for tokens in (4, 8):
-        verdict = verdict_of(source, destination, tokens)
+    for verdict in (verdict_of(source, destination), verdict_of(source, destination, 8, layers=LAYERS[1:] + PLAIN)):
         moved = replay_transfer(gpu, verdict)
         assert moved.findings == ()
         assert moved.rows_probed > 10
