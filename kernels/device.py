@@ -112,10 +112,26 @@ def open_device(kind: str) -> Device:
             f"found Triton imported {how} TRITON_INTERPRET=1 before {kind} was opened, "
             "needs the device to be opened first, or a process of its own",
         )
+    if interpreted:
+        require_interpreter(importlib.import_module("triton").__version__, np.__version__)
     module = importlib.import_module(f".memory_{kind}", __package__)
     device: Device = module.open_device()
     importlib.import_module(_KERNELS)
     return device
+
+
+def require_interpreter(triton_version: str, numpy_version: str) -> None:
+    """Raise ``SpecError`` for versions that do not go together: seen with 3.6 and 2.4, in every loop of a kernel."""
+    if _release(triton_version) < (3, 7) and _release(numpy_version) >= (2, 4):
+        found = f"found triton {triton_version} with numpy {numpy_version}, which its interpreter cannot run with"
+        raise SpecError("device", f"{found}: pip install 'triton>=3.7', or 'numpy<2.4'")
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version; (0, 0) for one that has other words there."""
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 
 
 def _library_interpreted() -> bool:

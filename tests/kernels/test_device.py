@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from kvsan.kernels.device import require_interpreter
+from kvsan.model.errors import SpecError
+
 OPEN = "from kvsan.kernels.device import open_device\nprint(open_device('cpu').kind)\n"
 
 
@@ -32,3 +35,23 @@ def test_triton_imported_for_compiling_is_found_out() -> None:
     ran = run_python("import triton\n" + OPEN)
     assert ran.returncode == 1
     assert "device: found Triton imported without TRITON_INTERPRET=1 before cpu was opened" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "fits"),
+    [
+        ("3.6.0", "2.4.6", False),
+        ("3.6.0", "2.3.5", True),
+        ("3.7.0", "2.4.0", True),
+        ("3.9.0", "2.4.6", True),
+        ("3.0.0", "3.0.0rc1", False),
+        ("main", "1.26.4", True),
+    ],
+)
+def test_versions_that_do_not_go_together_are_one_line(triton: str, numpy: str, fits: bool) -> None:
+    """Each row but the last two was tried: the interpreter of 3.6 fails on NumPy 2.4 in the first loop."""
+    if fits:
+        require_interpreter(triton, numpy)
+        return
+    with pytest.raises(SpecError, match=r"pip install 'triton>=3.7', or 'numpy<2.4'"):
+        require_interpreter(triton, numpy)
