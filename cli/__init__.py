@@ -68,6 +68,11 @@ def run(argv: Sequence[str]) -> int:
         return INTERRUPTED
     except SystemExit:  # rich leaves this way when nobody reads the help any more
         return CLEAN
+    except OSError as error:  # no room for a temporary file, too many open files or processes, ...
+        if os.environ.get("KVSAN_TRACEBACK"):
+            raise
+        _complain(f"the system refuses: {error} (KVSAN_TRACEBACK=1 shows where)")
+        return BAD_INPUT
     except Exception as error:  # the last resort: a user never sees a traceback unasked
         if os.environ.get("KVSAN_TRACEBACK"):
             raise
