@@ -204,21 +204,22 @@ def add_case(case: Case, folder: Path) -> Path:
     What is there stays as it is, byte for byte, when it names all of the rules.
     """
     target = folder / case.file_name
-    with contextlib.suppress(SpecError):  # none there, or none that can be read
-        held = _read_case(target)
-        rules = {entry.rule for entry in held.found}
-        new = tuple(entry for entry in case.found if entry.rule not in rules)
-        if held.digest == case.digest:
-            if not new:
-                return target
-            found = sorted(held.found + new, key=lambda entry: entry.rule)
-            case = msgspec.structs.replace(held, found=tuple(found))
-    return save_case(case, folder)
+    with _alone_in(folder):
+        with contextlib.suppress(SpecError):  # none there, or none that can be read
+            held = _read_case(target)
+            rules = {entry.rule for entry in held.found}
+            new = tuple(entry for entry in case.found if entry.rule not in rules)
+            if held.digest == case.digest:
+                if not new:
+                    return target
+                found = sorted(held.found + new, key=lambda entry: entry.rule)
+                case = msgspec.structs.replace(held, found=tuple(found))
+        return save_case(case, folder)
 
 
 def withdraw_case(path: Path, rule: str) -> None:
     """Take ``rule`` from the case at ``path``, and the file away when no other rule is left."""
-    with contextlib.suppress(SpecError):  # gone already
+    with _alone_in(path.parent), contextlib.suppress(SpecError):  # gone already
         held = _read_case(path)
         found = tuple(entry for entry in held.found if entry.rule != rule)
         if found == held.found:
@@ -227,6 +228,28 @@ def withdraw_case(path: Path, rule: str) -> None:
             save_case(msgspec.structs.replace(held, found=found), path.parent)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes that change cases in ``folder`` waiting, so that of two rules added at once none is lost.
+
+    Where a system or a file system has no such locks, changes are merely unlikely to meet.
+    """
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def require_folder(folder: Path, field: str) -> None:

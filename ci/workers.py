@@ -2,8 +2,8 @@
 
 Each worker writes down the spec or trace that it is about to judge, in a chunk as in a reduction. When a process ends
 in the middle (an allocator in C that crashes, ``os._exit``, no memory left), that input is tried once more in a process
-of its own, so that the message can name it. Ctrl-C reaches the workers too: they end before their next example and
-hand over what they have.
+of its own, so that the message can name it. Ctrl-C and SIGTERM reach the workers too: they end before their next
+example and hand over what they have.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ TRIAL_SECONDS: Final = 60
 
 _LOADING: Final = "loading"
 """The file that is there while a worker imports the allocator."""
+
+_INTERRUPTS: Final = frozenset((signal.SIGINT, signal.SIGTERM))
 
 _interrupted = False
 
@@ -125,24 +127,26 @@ class Workers:
     def __init__(self, options: Options, count: int) -> None:
         self._options = options
         self._others = set(multiprocessing.active_children())
-        self._pool = concurrent.futures.ProcessPoolExecutor(
-            count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
-        )
         self.notes = Path(tempfile.mkdtemp(prefix="kvsan-workers-"))
+        self._pool = concurrent.futures.ProcessPoolExecutor(
+            count,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(str(self.notes),),
+        )
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        mine = self._processes()
-        for process in mine:
-            process.terminate()
-        for process in mine:
-            process.join(GRACE_SECONDS)
-            if process.is_alive():
+        with _interrupts_held():  # an impatient second Ctrl-C would leave processes and notes behind
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            mine = self._processes()
+            for process in mine:
                 process.kill()
-        shutil.rmtree(self.notes, ignore_errors=True)
+            for process in mine:
+                process.join(GRACE_SECONDS)
+            shutil.rmtree(self.notes, ignore_errors=True)
 
     def _processes(self) -> list[multiprocessing.process.BaseProcess]:
         return [process for process in multiprocessing.active_children() if process not in self._others]
@@ -231,33 +235,37 @@ def _judge_alone(allocator: str, judged: CacheSpec | Trace) -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while a process starts: it inherits that, and cannot be interrupted before ``_begin``."""
+    """Hold Ctrl-C and SIGTERM back, also in a process that starts meanwhile: it inherits that until ``_begin``."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # else the first process to start would start it, and let Ctrl-C through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin() -> None:
-    """Set up a worker: Ctrl-C ends the chunk, what an allocator prints is no output, and no worker outlives us."""
-    signal.signal(signal.SIGINT, _note_interrupt)
+def _begin(notes: str | None = None) -> None:
+    """Set up a worker: Ctrl-C ends the chunk, what an allocator prints is no output, and no worker outlives us.
+
+    The folder ``notes`` does not outlive a campaign that was killed, either.
+    """
+    for number in _INTERRUPTS:
+        signal.signal(number, _note_interrupt)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
     sys.stdout = sys.stderr
     with contextlib.suppress(OSError):
         os.dup2(2, 1)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_follow, args=(parent.sentinel, notes), daemon=True).start()
 
 
 def interrupted() -> bool:
-    """Say whether Ctrl-C has reached this worker."""
+    """Say whether Ctrl-C or SIGTERM has reached this worker."""
     return _interrupted
 
 
@@ -266,9 +274,11 @@ def _note_interrupt(*_: object) -> None:
     _interrupted = True
 
 
-def _follow(parent: int) -> None:
-    """End this process when the parent has ended, by whatever means."""
+def _follow(parent: int, notes: str | None) -> None:
+    """End this process when the parent has ended, by whatever means, and take away what it can no longer."""
     multiprocessing.connection.wait([parent])
+    if notes is not None:
+        shutil.rmtree(notes, ignore_errors=True)
     os._exit(1)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -25,11 +26,14 @@ PATIENCE_SECONDS: Final = 2
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with ``argv`` (None: the process's own arguments), and exit with its status.
 
-    A process of our own ends then, whatever threads an allocator has left behind.
+    A process of our own ends then, whatever threads an allocator has left behind. SIGTERM (a job that is cancelled, or
+    runs into its time limit) ends it as Ctrl-C does: with what was found so far saved and reported.
     """
     if argv is not None:
         raise SystemExit(run(argv))
     _hold_standard_descriptors()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = run(sys.argv[1:])
     left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in left:
@@ -64,6 +68,11 @@ def run(argv: Sequence[str]) -> int:
         return INTERRUPTED
     except SystemExit:  # rich leaves this way when nobody reads the help any more
         return CLEAN
+    except OSError as error:  # no room for a temporary file, too many open files or processes, ...
+        if os.environ.get("KVSAN_TRACEBACK"):
+            raise
+        _complain(f"the system refuses: {error} (KVSAN_TRACEBACK=1 shows where)")
+        return BAD_INPUT
     except Exception as error:  # the last resort: a user never sees a traceback unasked
         if os.environ.get("KVSAN_TRACEBACK"):
             raise

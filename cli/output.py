@@ -37,10 +37,29 @@ class OutputFailed(Exception):
 
 
 def write_json(document: Any) -> None:
-    """Write ``document`` (or the document that it is encoded as, in pieces) as one line of JSON."""
+    """Write ``document`` as one line of JSON; what UTF-8 cannot write (names of files that are no text) is escaped."""
     import msgspec
 
-    write_bytes((msgspec.json.encode(document), b"\n"))
+    try:
+        text = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        text = msgspec.json.encode(_writable(document))
+    write_bytes((text, b"\n"))
+
+
+def _writable(value: Any) -> Any:
+    """Return ``value`` with escapes in place of lone surrogates, which stand for bytes that are no UTF-8."""
+    import msgspec
+
+    if isinstance(value, msgspec.Struct):
+        return _writable(msgspec.to_builtins(value))
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_writable(key): _writable(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(member) for member in value]
+    return value
 
 
 def write_text(text: str) -> None:

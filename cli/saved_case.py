@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ..ci.cases import MAX_CASE_BYTES, Case, case_allocator, load_case
+from ..ci.cases import Case, case_allocator, load_case
 from ..model.errors import without_byte_order_mark
+from ..model.spec import MAX_SPEC_BYTES
 from .examination import Examination
 
 
@@ -39,7 +40,7 @@ def read_saved_case(config: str, allocator: str | None) -> SavedCase | None:
     """Return the case in the file ``config``, None when it is no case; raise ``SpecError`` for a broken one."""
     path = Path(config)
     try:
-        if not path.is_file() or path.stat().st_size > MAX_CASE_BYTES:
+        if not path.is_file() or path.stat().st_size > MAX_SPEC_BYTES:
             return None
         kind = msgspec.json.decode(without_byte_order_mark(path.read_bytes()), type=dict[str, Any]).get("kvsan")
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
 from .finding import Where
+
+MAX_TEXT_CHARACTERS: Final = 4000
+"""What is longer loses its end: a case must stay a file that can be loaded."""
 
 
 class Rejected(Exception):
@@ -25,8 +32,26 @@ class Rejected(Exception):
     ) -> None:
         super().__init__(message)
         # foreign allocators may pass anything; what is saved and printed must be text, and a rule that exists
-        self.message = message if isinstance(message, str) and message else "the allocator gave no reason"
-        self.remedy = remedy if isinstance(remedy, str) else "let the allocator say what to do"
-        self.where = where
+        self.message = _text(message) or "the allocator gave no reason"
+        self.remedy = _text(remedy) if isinstance(remedy, str) else "let the allocator say what to do"
+        self.where = _places(where)
         self.supported = supported
         self.rule = rule if rule == "unexplained-rejection" else "rejected"
+
+
+def _text(value: object) -> str:
+    """Return a text that UTF-8 can write (not lone surrogates, as file names have) and of bounded length."""
+    if not isinstance(value, str):
+        return ""
+    text = value if len(value) <= MAX_TEXT_CHARACTERS else value[: MAX_TEXT_CHARACTERS - 3] + "..."
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _places(where: object) -> tuple[Where, ...]:
+    """Return the places, none where they are not what they should be."""
+    if not where:
+        return ()
+    try:
+        return msgspec.json.decode(msgspec.json.encode(where), type=tuple[Where, ...])
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return ()

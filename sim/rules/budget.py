@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..finding import Finding, Where
-from .rule import Inspection, Rule, pool_name
+from ..layout import Layout
+from ..page import data_bytes
+from .rule import Inspection, Rule, buffer_name, pool_name
 
 
 def check_budget(inspection: Inspection) -> Iterator[Finding]:
@@ -39,7 +41,7 @@ def check_budget(inspection: Inspection) -> Iterator[Finding]:
                 rule="budget",
                 message=f"a slot of {pool_name(pool)} has {pool.slot_bytes} B, and its buffers take {taken} B with "
                 f"{pool.padding_bytes} B of declared padding",
-                remedy="size slots as the sum of their buffers, and declare padding",
+                remedy="size slots as the sum of their buffers, and declare padding" + _scattered(layout, index),
                 where=(Where(manager=pool.manager, group=pool.group, pool=pool.index),),
             )
     quota = layout.spec.quota_bytes if layout.spec is not None else None
@@ -50,6 +52,16 @@ def check_budget(inspection: Inspection) -> Iterator[Finding]:
             message=f"all pools together take {total} B, and the quota is {quota} B",
             remedy="split the quota so that every pool, with its rounding, stays inside it",
         )
+
+
+def _scattered(layout: Layout, pool: int) -> str:
+    """Return a hint where a page with gaps, in which others may lie, is counted with its gaps."""
+    for buffer in layout.buffers:
+        own = data_bytes(buffer.page)
+        if buffer.pool == pool and not buffer.page.dense and buffer.page_bytes == buffer.page.span_bytes > own:
+            name = buffer_name(buffer)
+            return f"; if other pages lie between the elements of {name}, its page_bytes are its own {own} B alone"
+    return ""
 
 
 RULE = Rule(

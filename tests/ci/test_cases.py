@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -220,6 +221,33 @@ def test_a_case_that_says_it_all_stays_byte_for_byte(tmp_path: Path) -> None:
     add_case(changed(found=()), tmp_path)
     withdraw_case(path, "bounds")
     assert (path.read_bytes(), path.stat().st_ino) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders are not locked there")
+def test_of_rules_added_at_once_none_is_lost(tmp_path: Path) -> None:
+    """Campaigns, or parts of one under pytest-xdist, come to the same case by different rules."""
+    rules = [rule.name for rule in RULES]
+    for round_number in range(5):
+        folder = tmp_path / str(round_number)
+        begin = threading.Barrier(len(rules))
+
+        def add(rule: str, folder: Path = folder, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            add_case(changed(found=(FoundRule(rule=rule, message="as it was"),)), folder)
+
+        adding = [threading.Thread(target=add, args=(rule,)) for rule in rules]
+        for thread in adding:
+            thread.start()
+        for thread in adding:
+            thread.join()
+        (path,) = folder.iterdir()
+        assert {entry.rule for entry in load_case(path).found} == set(rules)
+        dropping = [threading.Thread(target=withdraw_case, args=(path, rule)) for rule in rules[1:]]
+        for thread in dropping:
+            thread.start()
+        for thread in dropping:
+            thread.join()
+        assert [entry.rule for entry in load_case(path).found] == rules[:1]
 
 
 def test_a_file_that_is_no_case_gives_way(tmp_path: Path) -> None:

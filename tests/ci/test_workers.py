@@ -114,6 +114,8 @@ def start(own: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Return a function that starts ``kvsan fuzz`` in a process group of its own; none outlives the test."""
     started: list[subprocess.Popen[str]] = []
     monkeypatch.setenv("PYTHONPATH", str(library))
+    Path("temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", "temporary")
 
     def begin(allocator: str, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "kvsan", "fuzz", "--allocator", allocator, *options, "--json"]
@@ -159,17 +161,34 @@ def some_case() -> bool:
     return Path("cases").is_dir() and any(Path("cases").glob("*.json"))
 
 
+def left_behind() -> list[str]:
+    """Return the notes of workers that are still there."""
+    return [name for name in os.listdir("temporary") if name.startswith("kvsan-workers-")]
+
+
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
 @linux
-@pytest.mark.parametrize(("workers", "group"), [(1, True), (2, True), (2, False)])
-def test_sigint_saves_reports_and_leaves_no_process(own: str, start: Start, workers: int, group: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "workers", "group"),
+    [
+        (signal.SIGINT, 1, True),
+        (signal.SIGINT, 2, True),
+        (signal.SIGINT, 2, False),
+        (signal.SIGTERM, 1, False),
+        (signal.SIGTERM, 2, True),
+        (signal.SIGTERM, 2, False),
+    ],
+)
+def test_ctrl_c_and_sigterm_save_report_and_leave_no_process(
+    own: str, start: Start, number: signal.Signals, workers: int, group: bool
+) -> None:
     options = ("--max-examples", "100000", "--workers", str(workers), "--cases", "cases")
     process = start(f"{own}:slow" if group else CANARY, *options)
     wait_for(some_case)
     workers_running = children(process.pid)
-    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+    (os.killpg if group else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err == "kvsan: interrupted\n"
@@ -181,6 +200,24 @@ def test_sigint_saves_reports_and_leaves_no_process(own: str, start: Start, work
         assert fault["rule"] in {entry.rule for entry in load_case(Path(fault["case"])).found}
     assert {Path(fault["case"]).name for fault in document["faults"]} == set(os.listdir("cases"))
     wait_for(lambda: all(map(gone, workers_running)), 10)
+    assert left_behind() == []
+
+
+@linux
+def test_an_impatient_ctrl_c_leaves_nothing_behind_either(own: str, start: Start) -> None:
+    process = start(f"{own}:slow", "--max-examples", "100000", "--workers", "2", "--cases", "cases")
+    wait_for(some_case)
+    workers_running = children(process.pid)
+    for _ in range(5):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.03)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in err
+    wait_for(lambda: all(map(gone, workers_running)), 10)
+    assert left_behind() == []
+    for path in Path("cases").glob("*.json"):
+        assert load_case(path).found
 
 
 @linux
@@ -202,6 +239,7 @@ def test_workers_do_not_outlive_a_killed_campaign(own: str, start: Start) -> Non
     assert len(running) >= 2
     process.kill()
     wait_for(lambda: all(map(gone, running)), 20)
+    wait_for(lambda: not left_behind(), 5)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -271,6 +309,6 @@ def test_what_an_allocator_prints_is_no_output(own: str, start: Start, workers: 
     assert process.returncode == 1
     assert "printed by an allocator" in err
     assert json.loads(out)["faults"]
-    assert set(os.listdir()) <= {"__pycache__", "cases", "leaves.py", "odd_allocators.py"}, (
+    assert set(os.listdir()) <= {"__pycache__", "cases", "leaves.py", "odd_allocators.py", "temporary"}, (
         "no .hypothesis in a user's folder"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,16 @@ def test_missing_and_unknown_commands(run) -> None:
     require_one_line(run("check"), "Missing argument 'CONFIG'", "kvsan check --help")
     require_one_line(run("chek", "x"), "No such command 'chek'", "kvsan --help")
     require_one_line(run("rules", "x", "y"), "unexpected extra argument", "kvsan rules --help")
+
+
+def test_an_error_of_the_system_is_not_called_one_of_ours(run, reference, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("kvsan.cli.check_run.document_of", fail)
+    ran = run("check", reference, "--json")
+    require_one_line(ran, "the system refuses", "Too many open files")
+    assert "report" not in ran.err
 
 
 def test_an_unexpected_error_is_one_line_too(run, reference, monkeypatch) -> None:

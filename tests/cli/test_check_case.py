@@ -178,3 +178,14 @@ def test_what_is_no_file_of_a_case_is_one_line(run, tmp_path, command) -> None:
         assert (ran.status, ran.out) == (2, "")
         assert ran.err.count("\n") == 1
         assert name in ran.err
+
+
+@pytest.mark.parametrize("command", ["check", "shrink"])
+def test_a_case_that_is_too_large_is_told_as_a_case(run, tmp_path, command) -> None:
+    path = tmp_path / "case.json"
+    text = encode_case(Case(allocator="fault:canary", input=CANARY.minimum))
+    path.write_bytes(text + b" " * (MAX_CASE_BYTES - len(text) + 1))
+    ran = run(command, path)
+    assert (ran.status, ran.out) == (2, "")
+    problem = f"a file of {MAX_CASE_BYTES + 1} B, needs at most {MAX_CASE_BYTES} B"
+    assert ran.err == f"kvsan: {path}: {problem}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import signal
 import statistics
@@ -146,3 +147,24 @@ def test_closed_standard_streams_disturb_no_child(tmp_path, closed: str, command
     line = f"{shlex.join(KVSAN)} {command.format('spec.json')} --json {closed}"
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == int(command.startswith("fuzz")), done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs file names of any bytes")
+@pytest.mark.parametrize("json_option", [[], ["--json"]])
+def test_names_of_files_that_are_no_text_can_be_reported(tmp_path, json_option) -> None:
+    """Every command that names a file in its document."""
+    folder = os.fsencode(tmp_path) + b"/bad\xff\xfe"
+    os.mkdir(folder)
+    fuzzed = [*KVSAN, "fuzz", "--allocator", "fault:canary", "--max-examples", "3", "--cases", folder, *json_option]
+    spelled = rb"bad\\udcff\\udcfe" if json_option else rb"bad\udcff\udcfe"  # JSON doubles backslashes
+    done = subprocess.run(fuzzed, capture_output=True, check=False, env=os.environ | {"COLUMNS": "300"})
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert spelled in done.stdout
+    (name,) = os.listdir(folder)
+    case = folder + b"/" + name
+    for command in (["check", case], ["shrink", case]):
+        done = subprocess.run([*KVSAN, *command, *json_option], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (1, b"")
+        if json_option:
+            assert json.loads(done.stdout)
+    assert os.listdir(folder) == [name]

@@ -10,14 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvsan.ci.cases import Case, FoundRule, load_case, save_case
 from kvsan.model.errors import SpecError
 from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import AttentionLayer, HybridLayer, RecurrentLayer, SidePlane
 from kvsan.model.spec import CacheSpec
 from kvsan.sim.checking import check
+from kvsan.sim.finding import Where
 from kvsan.sim.layout import Layout
 from kvsan.sim.registry import ALLOCATORS, allocate, default_allocator, resolve
-from kvsan.sim.rejection import Rejected
+from kvsan.sim.rejection import MAX_TEXT_CHARACTERS, Rejected
+from kvsan.sim.verdict import judge
 
 DENSE = AttentionLayer(kv_heads=8, head_dim=128)
 SPEC = CacheSpec(layers=(DENSE, DENSE))
@@ -281,3 +284,27 @@ def test_a_refusal_is_always_text_and_of_a_rule_that_exists() -> None:
     refusal = Rejected(None, 3, rule="nope")  # type: ignore[arg-type]
     assert (refusal.message, refusal.remedy) == ("the allocator gave no reason", "let the allocator say what to do")
     assert refusal.rule == "rejected"
+
+
+@pytest.mark.parametrize("text", ["a lone \ud800", "x" * 10**6, "\x00\x1b[31m", "\u202e", "two\nlines", "\ud83d\ude00"])
+@pytest.mark.parametrize("explained", [True, False])
+def test_whatever_text_a_refusal_has_can_be_saved(tmp_path: Path, text: str, explained: bool) -> None:
+    def allocator(spec: CacheSpec) -> Layout:
+        raise Rejected(text, text) if explained else ValueError(text)
+
+    spec = CacheSpec(layers=(AttentionLayer(kv_heads=1, head_dim=8),))
+    refusal = judge(spec, allocator).rejection
+    assert refusal is not None
+    assert 0 < len(refusal.message) <= MAX_TEXT_CHARACTERS + 100
+    found = FoundRule(rule=refusal.rule, message=refusal.message)
+    path = save_case(Case(allocator="own:allocate", input=spec, found=(found,)), tmp_path)
+    assert load_case(path).found == (found,)
+    msgspec.json.encode([refusal.message, refusal.remedy])
+
+
+def test_places_of_a_refusal_are_places_or_left_out() -> None:
+    place = Where(layer=3, role="key")
+    assert Rejected("no", "go", where=(place,)).where == (place,)
+    lost = Where(layer=3, role="\ud800"), Where(layer="x")  # type: ignore[arg-type]
+    for where in (3, None, ["key"], object(), (place, 3), lost[:1], lost[1:]):
+        assert Rejected("no", "go", where=where).where == ()  # type: ignore[arg-type]

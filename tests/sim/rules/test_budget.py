@@ -5,8 +5,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
+from kvsan.model.formats import ElementFormat
+from kvsan.sim.checking import check
 from kvsan.sim.finding import Finding
-from kvsan.sim.layout import Layout
+from kvsan.sim.layout import Buffer, Layout, LifeCycle, Pool
+from kvsan.sim.page import data_bytes, strided_page
 
 Change = Callable[..., Layout]
 Found = Callable[[str, Layout], list[Finding]]
@@ -88,3 +91,30 @@ def test_pools_beyond_the_quota(sound: Mapping[str, Layout], found: Found) -> No
         findings = found("budget", msgspec.structs.replace(layout, spec=spec))
         assert (findings == []) == silent
     assert findings[0].message == f"all pools together take {total} B, and the quota is {total - 1} B"
+
+
+def interleaved(page_bytes: int) -> Layout:
+    """Return K and V of 8 tokens, 4 B each, token by token in a slot of 64 B."""
+    page = strided_page(ElementFormat.UINT8, ("token", "dim"), (8, 4), (8, 1))
+    assert (page.span_bytes, data_bytes(page)) == (60, 32)
+    buffers = [
+        Buffer("target", 0, role, 0, 0, offset, 64, 2, page_bytes, page) for role, offset in (("key", 0), ("value", 4))
+    ]
+    return Layout(
+        allocator="interleaved",
+        pools=(Pool("target", 0, 0, 2, 64, 128),),
+        life_cycles=(LifeCycle("target", 0),),
+        buffers=tuple(buffers),
+    )
+
+
+def test_pages_that_interleave_take_their_own_bytes(found: Found) -> None:
+    """Counted with their gaps they fill a slot twice, and the remedy says what to count."""
+    assert check(interleaved(32)) == []
+    (finding,) = check(interleaved(60))
+    assert finding.rule == "budget"
+    assert "has 64 B, and its buffers take 120 B" in finding.message
+    words = "; if other pages lie between the elements of layer 0's key, its page_bytes are its own 32 B alone"
+    assert finding.remedy.endswith(words)
+    (plain,) = found("budget", interleaved(31))
+    assert "elements" not in plain.remedy
