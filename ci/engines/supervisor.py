@@ -7,15 +7,16 @@ next question starts a new one. Nothing that an engine does can take the campaig
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
+
+import msgspec
 
 from ...model.errors import SpecError, shown
 
@@ -81,7 +82,7 @@ class EngineProcess:
         if process is None or process.stdin is None:
             raise EngineEnded("the process is gone")
         try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.write(msgspec.json.encode(question) + b"\n")
             process.stdin.flush()
             return self._read(self._seconds)
         except (EngineEnded, BrokenPipeError) as end:
@@ -98,20 +99,21 @@ class EngineProcess:
         if process is None or process.stdout is None:
             raise EngineEnded("the process is gone")
         deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise EngineEnded(f"no answer after {seconds:.0f} s")
-                piece = os.read(process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise EngineEnded(self._how_it_ended())
-                self._rest += piece
+        output = process.stdout.fileno()
+        waiting = select.poll()
+        waiting.register(output, select.POLLIN)
+        while b"\n" not in self._rest:
+            left = deadline - time.monotonic()
+            if left <= 0 or not waiting.poll(left * 1000):  # in milliseconds
+                raise EngineEnded(f"no answer after {seconds:.0f} s")
+            piece = os.read(output, 1 << 16)
+            if not piece:
+                raise EngineEnded(self._how_it_ended())
+            self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         try:
-            answer = json.loads(line)
-        except ValueError:
+            answer = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise EngineEnded("answered with no JSON") from None
         if not isinstance(answer, dict):
             raise EngineEnded("answered with no JSON object")

@@ -45,8 +45,10 @@ _SIDES: Final = 2
 
 @functools.lru_cache(maxsize=1)
 def _entries(spec: CacheSpec) -> tuple[CachedLayer, ...]:
-    """Return the planner's layers, once for the question and the answer about one spec."""
-    return cached_layers(spec)
+    """Return the planner's layers, once for the question and the answer about one spec; equal pages are one object."""
+    pages: dict[LayerSpec, LayerSpec] = {}
+    layers = cached_layers(spec)
+    return tuple([CachedLayer(one.index, one.stage, pages.setdefault(one.spec, one.spec)) for one in layers])
 
 
 def entry_name(layer: CachedLayer) -> str:
@@ -107,17 +109,23 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
     life_cycles = [_life_cycle(members, entries) for members in answer.groups]
     buffers: list[Buffer] = []
     accesses: list[Access] = []
+    alike: dict[object, list[tuple[Cell, int, int]]] = {}  # layers repeat: what one view holds, the next like it does
     for view in answer.views:
         entry = entries.get(view.name)
         if entry is None:
             raise SpecError("engine", f"{engine} answered a view of {shown(view.name)}, which it was not asked for")
         consumer = "state-view" if entry.spec.kind == "recurrent" else "kv-view"
-        for cell, step in _cells(entry.spec, view, order, answer.blocks, engine):
+        key = id(entry.spec), view.part, view.shape, view.stride, view.item
+        cells = alike.get(key)
+        if cells is None:
+            found = _cells(entry.spec, view, order, answer.blocks, engine)
+            cells = alike[key] = [(cell, step, data_bytes(cell.page)) for cell, step in found]
+        for cell, step, size in cells:
             if answer.blocks == 1:  # a single block steps nowhere, and torch may say anything
                 step = answer.allocations[view.allocation]
             held = Buffer(
-                MANAGER, entry.index, cell.role, view.group, view.allocation, cell.offset_bytes, step, answer.blocks,
-                data_bytes(cell.page), cell.page,
+                MANAGER, entry.index, cell.role, view.group, view.allocation, view.offset + cell.offset_bytes, step,
+                answer.blocks, size, cell.page,
             )  # fmt: skip
             accesses.append(
                 Access(consumer, len(buffers), held.pool, held.offset_bytes, step, answer.blocks, cell.page)
@@ -144,7 +152,7 @@ def _life_cycle(members: tuple[str, ...], entries: dict[str, CachedLayer]) -> Li
 
 
 def _cells(spec: LayerSpec, view: View, order: str, blocks: int, engine: str) -> list[tuple[Cell, int]]:
-    """Return the roles in one view, each with its step from block to block in bytes."""
+    """Return the roles in one view, from its first byte on, each with its step from block to block in bytes."""
     steps = dict(zip(view.axes, view.stride_bytes, strict=True))
     if spec.kind == "recurrent":
         if view.part >= len(spec.states):
@@ -164,7 +172,7 @@ def _cells(spec: LayerSpec, view: View, order: str, blocks: int, engine: str) ->
         tokens = dict(zip(view.axes, view.shape, strict=True))["token"]
         seen = msgspec.structs.replace(spec, block_tokens=tokens)
         cells = content_cells(seen, kv_layout)  # the kernel's own convention, which the view does not show
-        return [(Cell(cell.role, view.offset + cell.offset_bytes, cell.page), steps[view.axes[0]]) for cell in cells]
+        return [(cell, steps[view.axes[0]]) for cell in cells]
     _require(sizes | {"content": spec.dim + spec.value_dim}, view, blocks, engine)
     if spec.kind != "attention":
         return [_cell(spec.role, spec.format, ("token", "head", "dim"), view, 0, steps)]
@@ -187,7 +195,7 @@ def _cell(
     if dim is not None:
         shape = (*shape[:-1], dim)
     page = strided_page(format, axes, shape, strides)
-    return Cell(role, view.offset + first * steps[last], page), steps[view.axes[0]]
+    return Cell(role, first * steps[last], page), steps[view.axes[0]]
 
 
 def _require(needed: dict[str, int], view: View, blocks: int, engine: str) -> None:
