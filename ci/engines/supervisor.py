@@ -23,13 +23,22 @@ from ...model.errors import SpecError, shown
 START_SECONDS = 180.0  # float: a time
 ANSWER_SECONDS = 60.0  # float: a time
 
+AHEAD = 8
+"""Questions begun at a time: enough that the engine has work while the caller looks at answers."""
+PIPE_BYTES = 1 << 15
+"""Bytes of questions begun at a time: a pipe takes twice as many before its writer waits."""
+
 
 class EngineEnded(Exception):
     """The engine's process ended, or was ended, before it answered; the text says how."""
 
 
 class EngineProcess:
-    """A command that answers JSON lines. ``version`` is what it said of itself when it started."""
+    """A command that answers JSON lines. ``version`` is what it said of itself when it started.
+
+    ``begin`` has it work on questions, in their order, while the caller does something else; an answer is kept until
+    ``ask`` is called with its question.
+    """
 
     def __init__(self, command: Sequence[str], *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._command = tuple(command)
@@ -37,6 +46,8 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: BinaryIO | None = None
         self._rest = b""
+        self._begun: list[bytes] = []
+        self._kept: dict[bytes, dict[str, Any] | EngineEnded] = {}
         self.greeting: dict[str, Any] = {}
         self.starts = 0
 
@@ -77,19 +88,61 @@ class EngineProcess:
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a question; raise ``EngineEnded`` where the process ends first."""
+        asked = msgspec.json.encode(question)
+        if asked not in self._begun and asked not in self._kept:
+            self._begin(asked)
+        while asked not in self._kept:
+            self._collect()
+        answer = self._kept.pop(asked)
+        if isinstance(answer, EngineEnded):
+            raise answer
+        return answer
+
+    def begin(self, question: dict[str, Any]) -> None:
+        """Have the process work on a question that is asked later; no more than ``AHEAD`` are begun at a time."""
+        asked = msgspec.json.encode(question)
+        if asked not in self._begun and asked not in self._kept:
+            self._begin(asked)
+
+    def _begin(self, asked: bytes) -> None:
+        """Write a question, as long as the pipe takes it without waiting: else the two processes might wait for each
+        other, one to be read and the other as well."""
+        while self._begun and (len(self._begun) >= AHEAD or sum(map(len, self._begun)) + len(asked) > PIPE_BYTES):
+            self._collect()
+        self._write(asked)
+        self._begun.append(asked)
+
+    def _write(self, asked: bytes) -> None:
         self.start()
         process = self._process
         if process is None or process.stdin is None:
             raise EngineEnded("the process is gone")
         try:
-            process.stdin.write(msgspec.json.encode(question) + b"\n")
+            process.stdin.write(asked + b"\n")
             process.stdin.flush()
-            return self._read(self._seconds)
-        except (EngineEnded, BrokenPipeError) as end:
-            reason = str(end) if isinstance(end, EngineEnded) else self._how_it_ended()
-            said = self._last_words()
+        except BrokenPipeError:
+            pass  # it has ended: reading says how
+        except BaseException:
             self.close()
-            raise EngineEnded(f"{reason}{said}") from None
+            raise
+
+    def _collect(self) -> None:
+        """Read the answer to the first question that was begun, and keep it."""
+        if not self._begun:
+            raise EngineEnded("the process is gone")
+        asked = self._begun[0]
+        while len(self._kept) > AHEAD:  # begun and never asked for
+            del self._kept[next(iter(self._kept))]
+        try:
+            self._kept[asked] = self._read(self._seconds)
+            del self._begun[0]
+        except EngineEnded as end:
+            said = self._last_words()
+            self._kept[asked] = EngineEnded(f"{end}{said}")
+            rest = self._begun[1:]
+            self.close()
+            for question in rest:  # a new process has them to answer
+                self._begin(question)
         except BaseException:
             self.close()  # an interrupt between question and answer: the next answer would be to the last question
             raise
@@ -145,6 +198,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process, and what it started."""
+        self._begun = []
         process, self._process = self._process, None
         if process is not None:
             if process.poll() is None:

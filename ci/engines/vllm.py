@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 from ...model.layers import AttentionLayer, Layer, paged_part
 from ...model.spec import CacheSpec
@@ -99,12 +99,23 @@ class VllmAllocator(EngineAllocator):
             )
         return functools.partial(models.allocate_e3, order=order)
 
+    def begin(self, spec: CacheSpec) -> None:
+        """Have the engine plan ``spec`` and make its views while the caller does something else."""
+        try:
+            self.model(spec)
+        except Rejected:
+            return  # it is not asked for
+        self.process.begin(self.request(spec))
+
+    def request(self, spec: CacheSpec) -> dict[str, Any]:
+        """Return what the engine is asked for ``spec``."""
+        return request_of(spec, self.order(spec))
+
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its plan and views."""
-        order = self.order(spec)
-        answer = ask(self.process, request_of(spec, order), expected)
+        answer = ask(self.process, self.request(spec), expected)
         engine = self.engine()
-        return layout_of(spec, read_answer(answer, engine), self.name, order, engine)
+        return layout_of(spec, read_answer(answer, engine), self.name, self.order(spec), engine)
 
 
 allocate_vllm = VllmAllocator("vllm")

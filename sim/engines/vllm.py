@@ -43,7 +43,11 @@ _SIDES: Final = 2
 """K and V: two head slots per head in nvfp4 pages, and the axis of two before era 3."""
 
 
-@functools.lru_cache(maxsize=1)
+_AT_WORK: Final = 16
+"""Specs that are looked at in turn: the engine works on one while the answer about another is read."""
+
+
+@functools.lru_cache(maxsize=_AT_WORK)
 def _entries(spec: CacheSpec) -> tuple[CachedLayer, ...]:
     """Return the planner's layers, once for the question and the answer about one spec; equal pages are one object."""
     pages: dict[LayerSpec, LayerSpec] = {}
@@ -56,8 +60,11 @@ def entry_name(layer: CachedLayer) -> str:
     return f"layers.{layer.index}.{layer.spec.kind}.{layer.spec.role}"
 
 
+@functools.lru_cache(maxsize=_AT_WORK)
 def request_of(spec: CacheSpec, order: str) -> dict[str, Any]:
     """Return the request for a spec: the entries of all pipeline stages, which stage is this rank's, and the memory.
+
+    It is made once and must not be changed.
 
     ``order`` is a physical order of era 3, or ``NHD`` or ``HND`` before it.
     """

@@ -46,8 +46,9 @@ def trace_collision(
 ) -> tuple[Collision | None, frozenset[str]]:
     """As ``smallest_collision``, with the methods used.
 
-    These are ``empty``, ``ranges`` (apart), ``cells`` (apart in every pair of slots), ``interleaved`` (the
-    same steps, and runs side by side between them), ``bounds`` (of the equation, by themselves), ``branch``, ``pair`` and ``leap`` (see ``equation``), ``bitmap`` and ``sets``.
+    These are ``empty``, ``ranges`` (apart), ``cells`` (apart in every pair of slots), ``interleaved`` (the same steps,
+    and runs side by side between them), ``bounds`` (of the equation, by themselves), ``branch``, ``pair`` and ``leap``
+    (see ``equation``), ``bitmap`` and ``sets``.
     """
     if is_empty(a) or is_empty(b):
         return None, frozenset({"empty"})
@@ -152,7 +153,8 @@ def _interleaved(a: SlotView, b: SlotView) -> bool:
 
 def _runs(view: SlotView) -> tuple[int, list[tuple[int, int]]]:
     """Return the bytes that an item and the axes directly around it make together, and the other axes by stride."""
-    run, steps = view.item_bytes, []
+    run = view.item_bytes
+    steps: list[tuple[int, int]] = []
     for count, stride in sorted(view.axes, key=_stride):
         if stride == run and not steps:
             run *= count

@@ -16,6 +16,7 @@ modulo a common pitch) do not meet.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -226,6 +227,14 @@ def _name(layout: Layout, piece: Piece) -> str:
     return f"layer {part.layer}'s {part.role} (packed)"
 
 
+def _both(layout: Layout, first: Piece, second: Piece) -> str:
+    return f"{_name(layout, first)} and {_name(layout, second)}"
+
+
+def _reached(layout: Layout, access: Access, piece: Piece) -> str:
+    return f"the {access_name(layout, access)} and {_name(layout, piece)}"
+
+
 @contextlib.contextmanager
 def _named(pair: Callable[[], str]) -> Iterator[None]:
     """Say of which ``pair`` it is that the solver gives up."""
@@ -238,7 +247,7 @@ def _named(pair: Callable[[], str]) -> Iterator[None]:
 def _pair(inspection: Inspection, first: Piece, second: Piece) -> Iterator[Finding]:
     layout = inspection.layout
     one, other = layout.buffers[first.buffer], layout.buffers[second.buffer]
-    with _named(lambda: f"{_name(layout, first)} and {_name(layout, second)}"):
+    with _named(functools.partial(_both, layout, first, second)):
         found = smallest_collision(
             _piece_view(layout, first), _piece_view(layout, second), distinct_slots=_overlay(layout, one, other)
         )
@@ -295,7 +304,7 @@ def _stray(inspection: Inspection, access: Access, pieces: list[Piece]) -> Itera
         distinct = mine or _overlay(layout, layout.buffers[access.buffer], layout.buffers[piece.buffer])
         if distinct and not every_slot:
             continue
-        with _named(lambda piece=piece: f"the {access_name(layout, access)} and {_name(layout, piece)}"):
+        with _named(functools.partial(_reached, layout, access, piece)):
             found = smallest_collision(view, _piece_view(layout, piece), distinct_slots=distinct)
         if found is not None:
             yield _stray_finding(layout, access, piece, found)

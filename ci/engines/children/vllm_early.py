@@ -14,7 +14,7 @@ from vllm.v1.attention.backends.utils import set_kv_cache_layout
 from vllm.v1.core import kv_cache_utils as planning
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
-from vllm_engine import described
+from vllm_engine import bare_seconds, described
 
 UNLIMITED = 1 << 60
 """Bytes of memory where the number of blocks is given."""
@@ -27,18 +27,11 @@ class Planner:
         self.greeting = {"engine": "vLLM", "version": version, "era": era}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan of one stage and where its views lie."""
-        kv_layout, _, packed = request["order"].partition("-")
-        set_kv_cache_layout(kv_layout)
-        plan = self.plan(request, bool(packed))
+        """Return the plan of one stage and where its views lie; for ``bare`` requests the seconds that they take."""
+        if "bare" in request:
+            return {"bare": bare_seconds(self, request["bare"])}
+        plan, views = self.made(self.prepared(request))
         mine = {entry["name"]: entry for entry in request["stages"][request["stage"]]}
-        runner = Runner(plan, torch.device(request.get("device", "meta")))
-        raw = runner.call("_allocate_kv_cache_tensors", plan)
-        tokens = [block_tokens(group) for group in plan.kv_cache_groups]
-        if self.greeting["era"] == 1:
-            views = runner.call("_reshape_kv_cache_tensors", plan, raw, tokens)
-        else:
-            views = runner.call("_reshape_kv_cache_tensors", raw, tokens)
         group_of = {name: number for number, group in enumerate(plan.kv_cache_groups) for name in group.layer_names}
         order = [name for tensor in plan.kv_cache_tensors for name in tensor.shared_by]  # as the tensors are
         found = [part for name in order for part in parts_of(mine[name], group_of[name], views[name])]
@@ -48,10 +41,25 @@ class Planner:
             **described(found),
         }
 
-    def plan(self, request: dict[str, Any], packed: bool) -> Any:
-        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
-        config = configuration(request["blocks"], packed)
+    def prepared(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any, list[dict[str, Any]]]:
+        """Return the request, and what the engine is given for it: configuration, and specs by stage."""
+        packed = request["order"].endswith("-packed")
         stages = [{entry["name"]: spec_of(entry) for entry in stage} for stage in request["stages"]]
+        return request, configuration(request["blocks"], packed), stages
+
+    def made(self, asked: tuple[dict[str, Any], Any, list[dict[str, Any]]]) -> tuple[Any, dict[str, Any]]:
+        """Return the plan of the stage asked for, and its views."""
+        request, config, stages = asked
+        set_kv_cache_layout(request["order"].partition("-")[0])
+        plan = self.plan(request, config, stages)
+        runner = Runner(plan, torch.device(request.get("device", "meta")))
+        raw = runner.call("_allocate_kv_cache_tensors", plan)
+        tokens = [block_tokens(group) for group in plan.kv_cache_groups]
+        given = (plan, raw, tokens) if self.greeting["era"] == 1 else (raw, tokens)
+        return plan, runner.call("_reshape_kv_cache_tensors", *given)
+
+    def plan(self, request: dict[str, Any], config: Any, stages: list[dict[str, Any]]) -> Any:
+        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
         if request["bytes"] is not None:
             return planning.get_kv_cache_configs(config, stages, request["bytes"])[request["stage"]]
         merged = {name: spec for stage in stages for name, spec in stage.items()}

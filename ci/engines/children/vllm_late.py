@@ -13,7 +13,7 @@ from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
-from vllm_engine import described
+from vllm_engine import bare_seconds, described
 
 PAGE_AXES = ("block", "head", "token", "content")
 
@@ -25,10 +25,10 @@ class Planner:
         self.greeting = {"engine": "vLLM", "version": version, "era": era}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan of one stage and where its views lie."""
-        order = KVCacheLayout[request["order"]]
-        plan = self.plan(request, order)
-        views = allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order)
+        """Return the plan of one stage and where its views lie; for ``bare`` requests the seconds that they take."""
+        if "bare" in request:
+            return {"bare": bare_seconds(self, request["bare"])}
+        plan, views = self.made(self.prepared(request))
         mine = {entry["name"]: entry for entry in request["stages"][request["stage"]]}
         group_of = {name: number for number, group in enumerate(plan.kv_cache_groups) for name in group.layer_names}
         found = []
@@ -45,10 +45,20 @@ class Planner:
             **regions(described(found), plan),
         }
 
-    def plan(self, request: dict[str, Any], order: KVCacheLayout) -> Any:
-        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
-        config = configuration(order)
+    def prepared(self, request: dict[str, Any]) -> tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]:
+        """Return the request, and what the engine is given for it: order, configuration, and specs by stage."""
+        order = KVCacheLayout[request["order"]]
         stages = [{entry["name"]: spec_of(entry) for entry in stage} for stage in request["stages"]]
+        return request, order, configuration(order), stages
+
+    def made(self, asked: tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]) -> tuple[Any, Any]:
+        """Return the plan of the stage asked for, and its views."""
+        request, order, config, stages = asked
+        plan = self.plan(request, order, config, stages)
+        return plan, allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order)
+
+    def plan(self, request: dict[str, Any], order: KVCacheLayout, config: Any, stages: list[dict[str, Any]]) -> Any:
+        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
         # as if every backend could read this order alone
         resolve_kv_cache_layout(config, [[order.name]], [spec for stage in stages for spec in stage.values()])
         groups = planning.get_global_kv_cache_groups(config, [dict(stage) for stage in stages])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvsan.ci.campaign import Options, run_campaign
+from kvsan.ci.campaign import Chunk, Options, run_campaign
 from kvsan.ci.cases import load_case
 from kvsan.ci.engines import comparison, installed, vllm
 from kvsan.ci.engines.installed import VLLM, Installed, python_of, refusal_of
@@ -180,6 +180,35 @@ def answer(request, greeting):
         os._exit(9)
     raise ZeroDivisionError("no pages")
 """
+
+
+COUNTED = """
+seen = []
+
+
+def answer(request, greeting):
+    seen.append(1)
+    raise ValueError(f"question {len(seen)}")
+"""
+
+
+def test_a_campaign_asks_each_spec_once_and_judges_all(
+    fake_process: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine works on the next spec while one is judged: none may be lost, or asked twice."""
+    fake_process(COUNTED)
+    fake = Installed("vLLM", "vllm", "KVSAN_VLLM_PYTHON", "fake_engine", ".ci/engine-vllm")
+    monkeypatch.setattr(vllm, "VLLM", fake)
+    monkeypatch.setenv("KVSAN_VLLM_PYTHON", sys.executable)
+    chunk = Chunk(Options(allocator="vllm", seed=3), 0)
+    chunk.run(40)
+    result = chunk.result()
+    asked = installed.warm_process(fake).ask({"the": "last"})["message"]
+    assert (result.examples, result.refused) == (40, 40)
+    assert sum(result.rows.values()) == 40
+    assert int(asked.split()[1]) - 1 <= 40
+    assert int(asked.split()[1]) - 1 >= 30, "some are not asked: their model does not know them"
+    installed.warm_process(fake).close()
 
 
 def test_a_campaign_outlives_its_engine_and_saves_what_ended_it(

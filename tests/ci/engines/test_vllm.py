@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvsan.ci.bench.engines import measure
 from kvsan.ci.cases import encode_case, load_case
 from kvsan.ci.engines.differential import run_differential
 from kvsan.ci.engines.supervisor import EngineProcess
@@ -219,3 +220,13 @@ NAMES = (
     "k-planes-beside-blocks-of-rows.json",
     "a-hybrid-model-with-two-blocks.json",
 )
+
+
+@pytest.mark.engine
+def test_the_bench_measures_what_the_engine_is_asked(vllm: Engine) -> None:
+    allocator = vllm("vllm")
+    found = measure(allocator, rounds=2)
+    assert found.engine == allocator.engine()
+    assert 400 <= found.specs <= 500
+    assert found.bare_per_second > found.checked_per_second > 0
+    assert 0 < found.ratio < 1
