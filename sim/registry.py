@@ -174,6 +174,11 @@ def is_shipped(name: str) -> bool:
     return any(entry.name == name for entry in ALLOCATORS)
 
 
+def is_installed(name: str) -> bool:
+    """Say whether ``name`` stands for an engine's own code."""
+    return any(entry.name == name and entry.kind == "installed" for entry in ALLOCATORS)
+
+
 def is_foreign(name: str) -> bool:
     """Say, without importing anything, whether ``name`` is somebody else's code: ``module:function`` or a plugin."""
     if is_shipped(name) or name.startswith("fault:"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from ...model.layers import AttentionLayer, Layer, paged_part
+from ...model.layers import AttentionLayer, Layer, paged_part, recurrent_part
 from ...model.spec import CacheSpec
 from ...sim.allocators.trtllm.support import refuse_unsupported
 from ...sim.allocators.vllm import allocators as models
@@ -17,6 +17,7 @@ from ...sim.registry import Allocator
 from ...sim.rejection import Rejected
 from .comparison import EngineAllocator
 from .installed import VLLM, Installed, ask
+from .running import EngineCache
 
 ORDERS: Final = {
     "vllm": ("LBNHC", "LBHNC"),
@@ -110,6 +111,17 @@ class VllmAllocator(EngineAllocator):
     def request(self, spec: CacheSpec) -> dict[str, Any]:
         """Return what the engine is asked for ``spec``."""
         return request_of(spec, self.order(spec))
+
+    def running_cache(self, spec: CacheSpec) -> EngineCache:
+        """Return the engine's cache manager, opened for ``spec``; raise ``Rejected`` where it is not.
+
+        Prefix caching is on, but for models with states, which this engine then keeps in blocks of another kind, and
+        for ``vllm-block-outermost``: so traces run with it and without.
+        """
+        refuse_unsupported(reasons(spec, self.era))
+        states = any(recurrent_part(layer) is not None for layer in spec.layers + spec.draft.layers)
+        caching = not states and self.name != "vllm-block-outermost"
+        return EngineCache(self.process, {**self.request(spec), "caching": caching})
 
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its plan and views."""

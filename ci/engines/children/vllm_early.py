@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +32,8 @@ class Planner:
         """Return the plan of one stage and where its views lie; for ``bare`` requests the seconds that they take."""
         if "bare" in request:
             return {"bare": bare_seconds(self, request["bare"])}
+        if "cache" in request:
+            return dict(self.caches.answer(request))
         plan, views = self.made(self.prepared(request))
         mine = {entry["name"]: entry for entry in request["stages"][request["stage"]]}
         group_of = {name: number for number, group in enumerate(plan.kv_cache_groups) for name in group.layer_names}
@@ -41,6 +45,11 @@ class Planner:
             **described(found),
         }
 
+    @functools.cached_property
+    def caches(self) -> Any:
+        """What drives the cache manager; loaded when it is first asked for."""
+        return importlib.import_module("vllm_cache").Caches(self)
+
     def prepared(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any, list[dict[str, Any]]]:
         """Return the request, and what the engine is given for it: configuration, and specs by stage."""
         packed = request["order"].endswith("-packed")
@@ -49,17 +58,18 @@ class Planner:
 
     def made(self, asked: tuple[dict[str, Any], Any, list[dict[str, Any]]]) -> tuple[Any, dict[str, Any]]:
         """Return the plan of the stage asked for, and its views."""
-        request, config, stages = asked
+        request = asked[0]
         set_kv_cache_layout(request["order"].partition("-")[0])
-        plan = self.plan(request, config, stages)
+        plan = self.planned(asked)
         runner = Runner(plan, torch.device(request.get("device", "meta")))
         raw = runner.call("_allocate_kv_cache_tensors", plan)
         tokens = [block_tokens(group) for group in plan.kv_cache_groups]
         given = (plan, raw, tokens) if self.greeting["era"] == 1 else (raw, tokens)
         return plan, runner.call("_reshape_kv_cache_tensors", *given)
 
-    def plan(self, request: dict[str, Any], config: Any, stages: list[dict[str, Any]]) -> Any:
+    def planned(self, asked: tuple[dict[str, Any], Any, list[dict[str, Any]]]) -> Any:
         """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
+        request, config, stages = asked
         if request["bytes"] is not None:
             return planning.get_kv_cache_configs(config, stages, request["bytes"])[request["stage"]]
         merged = {name: spec for stage in stages for name, spec in stage.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,8 @@ class Planner:
         """Return the plan of one stage and where its views lie; for ``bare`` requests the seconds that they take."""
         if "bare" in request:
             return {"bare": bare_seconds(self, request["bare"])}
+        if "cache" in request:
+            return dict(self.caches.answer(request))
         plan, views = self.made(self.prepared(request))
         mine = {entry["name"]: entry for entry in request["stages"][request["stage"]]}
         group_of = {name: number for number, group in enumerate(plan.kv_cache_groups) for name in group.layer_names}
@@ -45,6 +49,11 @@ class Planner:
             **regions(described(found), plan),
         }
 
+    @functools.cached_property
+    def caches(self) -> Any:
+        """What drives the cache manager; loaded when it is first asked for."""
+        return importlib.import_module("vllm_cache").Caches(self)
+
     def prepared(self, request: dict[str, Any]) -> tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]:
         """Return the request, and what the engine is given for it: order, configuration, and specs by stage."""
         order = KVCacheLayout[request["order"]]
@@ -53,12 +62,13 @@ class Planner:
 
     def made(self, asked: tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]) -> tuple[Any, Any]:
         """Return the plan of the stage asked for, and its views."""
-        request, order, config, stages = asked
-        plan = self.plan(request, order, config, stages)
+        request, order, _, _ = asked
+        plan = self.planned(asked)
         return plan, allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order)
 
-    def plan(self, request: dict[str, Any], order: KVCacheLayout, config: Any, stages: list[dict[str, Any]]) -> Any:
+    def planned(self, asked: tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]) -> Any:
         """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
+        request, order, config, stages = asked
         # as if every backend could read this order alone
         resolve_kv_cache_layout(config, [[order.name]], [spec for stage in stages for spec in stage.values()])
         groups = planning.get_global_kv_cache_groups(config, [dict(stage) for stage in stages])
