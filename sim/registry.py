@@ -141,6 +141,12 @@ ALLOCATORS: Final = (
         "installed",
         f"{_INSTALLED_VLLM}:allocate_bhlnc",
     ),
+    AllocatorEntry(
+        "vllm-kernel-blocks",
+        "the installed vLLM's own planner and views, blocks seen by kernels as blocks of 16 tokens",
+        "installed",
+        f"{_INSTALLED_VLLM}:allocate_kernel_blocks",
+    ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )
 

@@ -11,6 +11,7 @@ from ...sim.allocators.trtllm.support import refuse_unsupported
 from ...sim.allocators.vllm import allocators as models
 from ...sim.allocators.vllm.support import reasons
 from ...sim.engines.answer import read_answer
+from ...sim.engines.limits import KERNEL_TOKENS
 from ...sim.engines.vllm import layout_of, request_of
 from ...sim.layout import Layout
 from ...sim.registry import Allocator
@@ -24,6 +25,7 @@ ORDERS: Final = {
     "vllm-block-outermost": ("BLNHC", "BLHNC"),
     "vllm-lhbnc": ("LHBNC", "LHBNC"),
     "vllm-bhlnc": ("BHLNC", "BHLNC"),
+    "vllm-kernel-blocks": ("LBNHC", "LBHNC"),
 }
 """The physical orders of era 3 by allocator, for consumers of NHD and of HND pages."""
 
@@ -34,6 +36,8 @@ EARLY: Final[dict[tuple[str, int], tuple[str, Allocator]]] = {
     ("vllm", 1): ("vllm-e1", models.allocate_e1),
     ("vllm", 2): ("vllm-e2", models.allocate_e2),
     ("vllm-block-outermost", 2): ("vllm-e2-packed", models.allocate_e2_packed),
+    ("vllm-kernel-blocks", 1): ("vllm-e1", functools.partial(models.allocate_e1, kernel_tokens=KERNEL_TOKENS)),
+    ("vllm-kernel-blocks", 2): ("vllm-e2", functools.partial(models.allocate_e2, kernel_tokens=KERNEL_TOKENS)),
 }
 """The models of the eras before: what an allocator of this module is compared with."""
 
@@ -44,6 +48,17 @@ EARLY_GRANULE_TOKENS: Final = 16
 
 def _has_heads(layer: Layer) -> bool:
     return isinstance(paged_part(layer), AttentionLayer)
+
+
+def _refuse_kernel_blocks(spec: CacheSpec) -> None:
+    """Refuse what no backend sees as kernel blocks: blocks that they do not divide, and block scales."""
+    if spec.tokens_per_block % KERNEL_TOKENS or spec.kv_format.block_scaled:
+        raise Rejected(
+            f"kernel blocks of {KERNEL_TOKENS} tokens need blocks of a multiple of them, without block scales; found "
+            f"{spec.tokens_per_block} tokens of {spec.kv_format.value}",
+            "use --allocator vllm",
+            supported=False,
+        )
 
 
 class VllmAllocator(EngineAllocator):
@@ -65,6 +80,8 @@ class VllmAllocator(EngineAllocator):
         """The model whose specs a campaign draws: that of the installed era."""
         if self.era < 3:
             return EARLY[self.name, self.era][0] if (self.name, self.era) in EARLY else self.name
+        if self.name == "vllm-kernel-blocks":
+            return self.name  # blocks of two kernel blocks or more
         return "vllm-e3-block-outermost" if self.name == "vllm-block-outermost" else "vllm-e3"
 
     def order(self, spec: CacheSpec) -> str:
@@ -82,6 +99,8 @@ class VllmAllocator(EngineAllocator):
                 f"{self.engine()} has no layout that {self.name} names", "use --allocator vllm", supported=False
             )
         refuse_unsupported(reasons(spec, era))
+        if self.name == "vllm-kernel-blocks":
+            _refuse_kernel_blocks(spec)
         if era < 3:
             if spec.tokens_per_block % EARLY_GRANULE_TOKENS and any(map(_has_heads, spec.layers + spec.draft.layers)):
                 raise Rejected(
@@ -98,7 +117,8 @@ class VllmAllocator(EngineAllocator):
                 "use --allocator vllm",
                 supported=False,
             )
-        return functools.partial(models.allocate_e3, order=order)
+        kernel = KERNEL_TOKENS if self.name == "vllm-kernel-blocks" else None
+        return functools.partial(models.allocate_e3, order=order, kernel_tokens=kernel)
 
     def begin(self, spec: CacheSpec) -> None:
         """Have the engine plan ``spec`` and make its views while the caller does something else."""
@@ -110,7 +130,8 @@ class VllmAllocator(EngineAllocator):
 
     def request(self, spec: CacheSpec) -> dict[str, Any]:
         """Return what the engine is asked for ``spec``."""
-        return request_of(spec, self.order(spec))
+        request = request_of(spec, self.order(spec))
+        return {**request, "kernel": KERNEL_TOKENS} if self.name == "vllm-kernel-blocks" else request
 
     def running_cache(self, spec: CacheSpec) -> EngineCache:
         """Return the engine's cache manager, opened for ``spec``; raise ``Rejected`` where it is not.
@@ -134,3 +155,4 @@ allocate_vllm = VllmAllocator("vllm")
 allocate_block_outermost = VllmAllocator("vllm-block-outermost")
 allocate_lhbnc = VllmAllocator("vllm-lhbnc")
 allocate_bhlnc = VllmAllocator("vllm-bhlnc")
+allocate_kernel_blocks = VllmAllocator("vllm-kernel-blocks")

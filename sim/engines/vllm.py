@@ -121,6 +121,7 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
         entry = entries.get(view.name)
         if entry is None:
             raise SpecError("engine", f"{engine} answered a view of {shown(view.name)}, which it was not asked for")
+        view = _whole_blocks(view, answer.blocks, entry.spec)
         consumer = "state-view" if entry.spec.kind == "recurrent" else "kv-view"
         key = id(entry.spec), view.part, view.shape, view.stride, view.item
         cells = alike.get(key)
@@ -153,9 +154,23 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
 
 def _life_cycle(members: tuple[str, ...], entries: dict[str, CachedLayer]) -> LifeCycle:
     """Return the life cycle of one group; empty groups keep their number."""
-    first = entries[members[0]].spec if members and members[0] in entries else None
-    recurrent = first is not None and first.kind == "recurrent"
-    return LifeCycle(MANAGER, 0, recurrent, None if first is None else first.window)
+    specs = [entries[name].spec for name in members if name in entries]
+    recurrent = bool(specs) and specs[0].kind == "recurrent"
+    windows = {spec.window for spec in specs}  # layers of several keep all their blocks
+    return LifeCycle(MANAGER, 0, recurrent, windows.pop() if len(windows) == 1 else None)
+
+
+def _whole_blocks(view: View, blocks: int, spec: LayerSpec) -> View:
+    """Return a view with the planner's blocks: where it has kernel blocks, they are an axis ``page`` of a block."""
+    count, rest = divmod(view.shape[0], max(1, blocks))
+    if spec.kind == "recurrent" or rest or count < 2 or len(view.axes) < 2:
+        return view
+    return msgspec.structs.replace(
+        view,
+        axes=(view.axes[0], "page", *view.axes[1:]),
+        shape=(blocks, count, *view.shape[1:]),
+        stride=(view.stride[0] * count, view.stride[0], *view.stride[1:]),
+    )
 
 
 def _cells(spec: LayerSpec, view: View, order: str, blocks: int, engine: str) -> list[tuple[Cell, int]]:
@@ -181,9 +196,9 @@ def _cells(spec: LayerSpec, view: View, order: str, blocks: int, engine: str) ->
         cells = content_cells(seen, kv_layout)  # the kernel's own convention, which the view does not show
         return [(cell, steps[view.axes[0]]) for cell in cells]
     _require(sizes | {"content": spec.dim + spec.value_dim}, view, blocks, engine)
+    axes = ("page", "token", "head", "dim") if "page" in view.axes else ("token", "head", "dim")
     if spec.kind != "attention":
-        return [_cell(spec.role, spec.format, ("token", "head", "dim"), view, 0, steps)]
-    axes = ("token", "head", "dim")
+        return [_cell(spec.role, spec.format, axes, view, 0, steps)]
     return [
         _cell(KEY, spec.format, axes, view, 0, steps, spec.dim),
         _cell(VALUE, spec.format, axes, view, spec.dim, steps, spec.value_dim),
@@ -209,7 +224,7 @@ def _require(needed: dict[str, int], view: View, blocks: int, engine: str) -> No
     """Refuse a view whose axes are not those of the layer; one head may be left out, and tokens may be a multiple:
     the planner gives a block more of them where pages must become as large as others."""
     found = dict(zip(view.axes[1:], view.shape[1:], strict=True))
-    tokens = found.get("token", 1)
+    tokens = found.get("token", 1) * found.get("page", 1)
     fits = all(found.get(axis, 1) == size for axis, size in needed.items() if axis != "token")
     if view.shape[0] == blocks and fits and tokens % needed.get("token", 1) == 0:
         return

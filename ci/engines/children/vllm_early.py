@@ -16,7 +16,7 @@ from vllm.v1.attention.backends.utils import set_kv_cache_layout
 from vllm.v1.core import kv_cache_utils as planning
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
-from vllm_engine import bare_seconds, described
+from vllm_engine import bare_seconds, described, kernel_tokens
 
 UNLIMITED = 1 << 60
 """Bytes of memory where the number of blocks is given."""
@@ -63,7 +63,7 @@ class Planner:
         plan = self.planned(asked)
         runner = Runner(plan, torch.device(request.get("device", "meta")))
         raw = runner.call("_allocate_kv_cache_tensors", plan)
-        tokens = [block_tokens(group) for group in plan.kv_cache_groups]
+        tokens = kernel_tokens(plan, request)
         given = (plan, raw, tokens) if self.greeting["era"] == 1 else (raw, tokens)
         return plan, runner.call("_reshape_kv_cache_tensors", *given)
 
@@ -109,11 +109,6 @@ def layer_spec(group: Any, name: str) -> Any:
     """Return the engine's spec of one layer of a group."""
     spec = group.kv_cache_spec
     return spec.kv_cache_specs[name] if isinstance(spec, kinds.UniformTypeKVCacheSpecs) else spec
-
-
-def block_tokens(group: Any) -> int:
-    """Return the tokens of a group's blocks: kernels see blocks of the planner's size."""
-    return int(group.kv_cache_spec.block_size)
 
 
 def parts_of(entry: dict[str, Any], group: int, view: Any) -> list[tuple[str, int, int, tuple[str, ...], Any]]:

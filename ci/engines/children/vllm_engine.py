@@ -39,6 +39,21 @@ def bare_seconds(planner: Any, requests: list[dict[str, Any]]) -> float:
     return total
 
 
+def kernel_tokens(plan: Any, request: dict[str, Any]) -> list[int]:
+    """Return the tokens of the blocks that kernels see, by group: those asked for, or the planner's own; states have no
+    smaller ones."""
+    asked = request.get("kernel")
+    return [
+        int(group.kv_cache_spec.block_size) if asked is None or recurrent(group.kv_cache_spec) else asked
+        for group in plan.kv_cache_groups
+    ]
+
+
+def recurrent(spec: Any) -> bool:
+    """Whether a group's spec is one of states, or of several such."""
+    return hasattr(next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values())), "shapes")
+
+
 def described(views: Iterable[tuple[str, int, int, tuple[str, ...], Any]]) -> dict[str, Any]:
     """Return where views lie, given as (layer, part, group, axes, tensor), and the bytes of each storage."""
     storages: dict[int, int] = {}

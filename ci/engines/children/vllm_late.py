@@ -15,7 +15,7 @@ from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
-from vllm_engine import bare_seconds, described
+from vllm_engine import bare_seconds, described, kernel_tokens
 
 PAGE_AXES = ("block", "head", "token", "content")
 
@@ -64,7 +64,8 @@ class Planner:
         """Return the plan of the stage asked for, and its views."""
         request, order, _, _ = asked
         plan = self.planned(asked)
-        return plan, allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order)
+        sizes = kernel_tokens(plan, request) if "kernel" in request else None
+        return plan, allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order, sizes)
 
     def planned(self, asked: tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]) -> Any:
         """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
