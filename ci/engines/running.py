@@ -11,7 +11,7 @@ from typing import Any, Final
 from ...sim.cache.refusal import Refused
 from ...sim.cache.sequence import token_of
 from ...sim.cache.trace import TEXTS, Operation, requests_of, words
-from ...sim.engines.lifecycle import BlockShadow, Request, State, null_blocks, read_state
+from ...sim.engines.lifecycle import BlockShadow, Request, State, blocks_of, null_blocks, read_state
 from ...sim.rejection import Rejected
 from .installed import ask, named
 from .supervisor import EngineEnded, EngineProcess
@@ -147,6 +147,8 @@ class EngineCache:
         self.shadow.step(state, self.requests)
         self.state = state
         if not state.scheduled:
+            if not state.preempted:
+                self._check_refusal(state, ready)
             raise Refused("no-room", "the engine schedules none of the requests")
         self.flight.append({part.request for part in state.scheduled})
         if len(self.flight) == FLIGHT:
@@ -174,6 +176,20 @@ class EngineCache:
                     "compute each token once, after those before it, and the last one always",
                 )
             request.running = True
+
+    def _check_refusal(self, state: State, ready: list[int]) -> None:
+        """Report a step that takes up nobody, where there are blocks for all tokens of the first that could go on."""
+        first = next((number for number in ready if self.requests[number].running), ready[0])
+        rows = dict(state.tables).get(first, ())
+        held = sum(block != state.null for row in rows for block in row)
+        needed = sum(blocks_of(len(self.requests[first].contents), group) for group in state.groups)
+        if needed - held <= state.free_count:
+            self.shadow.report(
+                "capacity",
+                f"request {first} needs at most {needed - held} more blocks, {state.free_count} are free, and the step "
+                "takes up nobody",
+                "refuse a request only where blocks are missing, and give back what nobody holds",
+            )
 
     def _note(self, state: State, cached: set[str]) -> None:
         tables = dict(state.tables)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ...model.arithmetic import div_up
 from ...model.errors import SpecError
 from ..cache.sequence import Contents
 from ..finding import Finding, Where
@@ -382,3 +383,8 @@ def null_blocks(state: State) -> Iterator[int]:
         for group, row in enumerate(rows):
             if state.null in row:
                 yield group
+
+
+def blocks_of(tokens: int, group: Group) -> int:
+    """Return the blocks that ``tokens`` tokens take in a group at most."""
+    return 1 if group.recurrent else div_up(tokens, group.tokens)

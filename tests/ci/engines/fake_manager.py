@@ -134,7 +134,8 @@ class Fake:
         rows = [list(row) for row in (hits if hits is not None else request["rows"])]
         fresh = sum(max(0, needed - len(row)) for row in rows)
         evictable = {block for row in hits or [] for block in row if not self.references[block]}
-        if fresh > len(self.free_blocks) - len(evictable):
+        half = len(self.free_blocks) // 2 if FAULT == "half of the room is not given" else 0
+        if fresh > len(self.free_blocks) - len(evictable) - half:
             return False
         for block in [block for row in hits or [] for block in row]:
             self.references[block] += 1

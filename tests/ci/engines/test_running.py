@@ -41,6 +41,7 @@ FAULTS = {
     "a hit on all tokens": ("freshness",),
     "a shared block is written": ("freshness", "refcount"),
     "a table too short": ("capacity",),
+    "half of the room is not given": ("capacity",),
     "the null block is handed out": ("sentinel",),
     "groups share blocks": ("namespace",),
     "a window is dropped too early": ("window",),
