@@ -34,6 +34,7 @@ from ..sim.registry import resolve
 from ..sim.verdict import judge
 from .cases import Case, add_case, case_files, load_case, require_folder, save_case
 from .determinism import CHUNK_EXAMPLES, chunk_seed, chunk_sizes, without_folder, without_local_constants
+from .engines.comparison import Ahead
 from .ledger import Coverage, Row, SavedCases, coverage_of, row_of
 from .reduction import Fault, Hit, Reduction, RuleHits, case_of
 from .simplicity import size
@@ -331,6 +332,8 @@ class Chunk:
         from ..strategies.rare import classes_of
         from ..strategies.specs import specs_for
 
+        ahead = Ahead(self._allocator)
+
         @seed(chunk_seed(self._options.seed, self._chunk))
         @settings(
             max_examples=examples,
@@ -344,6 +347,10 @@ class Chunk:
         def judge_one(spec: CacheSpec) -> None:
             if self._ended():
                 raise _Stop  # Hypothesis runs the last example once more before it ends
+            for drawn in ahead.take(spec):
+                judge_drawn(drawn)
+
+        def judge_drawn(spec: CacheSpec) -> None:
             self._judge(spec)
             self._rows[row_of(spec)] += 1
             self._classes.update(classes_of(spec))
@@ -352,6 +359,8 @@ class Chunk:
 
         with without_local_constants(), without_folder(), contextlib.suppress(_Stop):
             judge_one()
+            for drawn in ahead.rest():
+                judge_drawn(drawn)
         if self._error is not None:
             raise self._error
 

@@ -260,12 +260,12 @@ def faults_of_case(case: Case, allocator: str) -> list[Finding]:
         from .traces.judging import judge_trace
 
         judged = judge_trace(case.input, allocator)
-        return [fault for fault in judged.faults if fault.rule in saved or fault.rule not in judged.excused]
+        return [fault for fault in judged.faults if fault.rule in saved or fault not in judged.excused]
     if isinstance(case.input, Pair):
         from .transfer_judging import judge_transfer
 
         moved = judge_transfer(case.input, allocator)
-        return [fault for fault in moved.faults if fault.rule in saved or fault.rule not in moved.excused]
+        return [fault for fault in moved.faults if fault.rule in saved or fault not in moved.excused]
     faults = judge(case.input, allocator).faults
     limits = [limit for limit in limits_of(allocator) if limit.matches(case.input)]
     return [fault for fault in faults if fault.rule in saved or not any(limit.excuses(fault) for limit in limits)]

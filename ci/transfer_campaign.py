@@ -236,7 +236,7 @@ def run_pair_chunk(options: Options, refusals: str, chunk: int, count: int) -> P
         examples += 1
         counts.count(pair, judged)
         outside = judged.outside(refusals)
-        known += sum(fault.rule in judged.excused for fault in judged.faults)
+        known += len(judged.excused)
         for fault in outside:
             held = hits.setdefault(fault.rule, [])
             if len(held) < STARTS and not any(hit.pair == pair for hit in held):

@@ -15,7 +15,7 @@ from ..model.spec import CacheSpec
 from ..sim.allocators.faulty import base_of
 from ..sim.cache.faulty import faulty_entry
 from ..sim.finding import Finding
-from ..sim.limits import limits_of
+from ..sim.limits import excused_by, limits_of
 from ..sim.registry import default_allocator, is_foreign, is_shipped, resolve
 from ..sim.transfer.names import is_faulty_transfer, transfer_named
 from ..sim.transfer.pair import Pair, PairVerdict, judge_pair
@@ -24,11 +24,11 @@ from ..sim.transfer.planning import SOUND
 
 class JudgedTransfer(msgspec.Struct, frozen=True):
     """A verdict on a pair. ``faults`` are the findings, the reasons of a refusal, or the refusal of an allocator that
-    claims to support the spec; ``excused`` the rules that known limits of the allocators excuse."""
+    claims to support the spec; ``excused`` those of them that known limits of the allocators explain."""
 
     verdict: PairVerdict
     faults: tuple[Finding, ...]
-    excused: frozenset[str]
+    excused: tuple[Finding, ...]
 
     @property
     def rules(self) -> list[str]:
@@ -39,7 +39,7 @@ class JudgedTransfer(msgspec.Struct, frozen=True):
         """Return what a campaign counts: faults outside of known limits; of refusals those that say ``refusals``."""
         if self.verdict.status == "refused":
             return tuple([fault for fault in self.faults if refusals and refusals in fault.message])
-        return tuple([fault for fault in self.faults if fault.rule not in self.excused])
+        return tuple([fault for fault in self.faults if fault not in self.excused])
 
     def alike(self, fault: Finding) -> Finding | None:
         """Return the fault here that is of the same kind: of one rule, and where pairs are refused, one reason."""
@@ -58,13 +58,13 @@ def judge_transfer(pair: Pair, allocator: str) -> JudgedTransfer:
         message = f"the {verdict.side}: {refusal.message}"
         faults = (Finding(rule=refusal.rule, message=message, remedy=refusal.remedy, where=refusal.where),)
     if not faults or refusal is None:
-        return JudgedTransfer(verdict, faults, frozenset())
+        return JudgedTransfer(verdict, faults, ())
     spec = pair.source if verdict.side == "source" else pair.destination
     own = pair.source_allocator if verdict.side == "source" else pair.destination_allocator
     limits = limits_of(own or name or default_allocator(spec))
     stages = [msgspec.structs.replace(spec, rank=rank) for rank in _one_rank_of_each_stage(spec)]
-    excused = {rule for limit in limits if any(map(limit.matches, stages)) for rule in limit.rules}
-    return JudgedTransfer(verdict, faults, frozenset(excused))
+    matching = [limit for limit in limits if any(map(limit.matches, stages))]
+    return JudgedTransfer(verdict, faults, excused_by(matching, faults))
 
 
 def _one_rank_of_each_stage(spec: CacheSpec) -> range:

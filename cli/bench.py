@@ -11,7 +11,10 @@ from .options import Json
 
 def bench(
     what: Annotated[
-        str, typer.Argument(metavar="check|fuzz|traces|replay|transfer", help="What to measure.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="check|fuzz|traces|engines|replay|transfer", help="What to measure.", show_default=False
+        ),
     ],
     config: Annotated[
         str | None, typer.Option("--config", metavar="CONFIG", help="check: the reference case's config.json.")

@@ -15,11 +15,13 @@ REFERENCE = Path(__file__).parent.parent / "examples" / "qwen3.8-flash-next" / "
 
 def run_bench(what: str, config: str | None, seeds: str, fault: str | None, json: bool) -> int:
     """Run one bench and report it; speed is never a failure, so the exit status is 0."""
-    require_choice("BENCH", what, ("check", "fuzz", "traces", "replay", "transfer"))
+    require_choice("BENCH", what, ("check", "fuzz", "traces", "engines", "replay", "transfer"))
     if what == "check":
         return _bench_check(Path(config) if config is not None else REFERENCE, json)
     if what == "traces":
         return _bench_traces(json)
+    if what == "engines":
+        return _bench_engines(json)
     if not (seeds.isascii() and seeds.isdigit() and 1 <= int(seeds[:6]) <= 10_000):
         raise SpecError("--seeds", f"found {shown(seeds)}, needs a whole number from 1 to 10000")
     return _bench_fuzz(int(seeds), fault, json)
@@ -71,6 +73,24 @@ def _bench_fuzz(seeds: int, fault: str | None, json: bool) -> int:
 
     console = terminal()
     report_fuzz_bench(console, found)
+    print_report(console)
+    return CLEAN
+
+
+def _bench_engines(json: bool) -> int:
+    from ..ci.bench.engines import bench_engines
+
+    found = bench_engines(progress=_tell)
+    if json:
+        write_json(found)
+        return CLEAN
+    console = terminal()
+    console.print(
+        f"{found.engine}: {found.checked_per_second:.0f} specs/s planned, viewed and checked over "
+        f"{found.bare_per_second:.0f} planned and viewed alone: ratio {found.ratio:.2f} (at least "
+        f"{found.ratio_limit:g}); one after another {found.in_turn_per_second:.0f}, ratio {found.in_turn_ratio:.2f}",
+        markup=False,
+    )
     print_report(console)
     return CLEAN
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..ci.cases import Case, FoundRule, add_case, case_allocator, load_case, require_folder, spec_of
@@ -12,7 +13,7 @@ from ..model.errors import SpecError, shown
 from ..model.spec import CacheSpec
 from ..sim.cache.trace import Trace
 from ..sim.finding import Finding
-from ..sim.limits import faults_outside_limits, limits_of
+from ..sim.limits import excused_by, faults_outside_limits, limits_of
 from ..sim.registry import resolve
 from ..sim.rules import RULES
 from ..sim.spec_words import describe_spec
@@ -56,17 +57,21 @@ def shrink_case(path: str, allocator: str | None, rule: str | None, output: str 
 class _Shrinking:
     """A case on its way to the simplest spec that breaks ``rule``; ``rule`` is None when it breaks none any more.
 
-    A fault outside of the allocator's known limits is kept there: it does not turn into the well-known one.
+    A fault outside of the allocator's known limits is kept there, and one inside stays inside those that explain it: it
+    does not turn into another of the same rule.
     """
 
     def __init__(self, case: Case, name: str, rule: str | None) -> None:
         try:
             self._allocator = resolve(name)
             faults = judge(spec_of(case), self._allocator).faults
+            self._limits = [limit for limit in limits_of(name) if limit.matches(spec_of(case))]
         except SpecError as error:
             problem = error.problem if error.field == "allocator" else str(error)
             raise SpecError("--allocator", f"{shown(name)}: {problem}") from None
-        messages = {fault.rule: fault.message for fault in reversed(faults)}
+        inside = excused_by(self._limits, faults)
+        outside = [fault for fault in faults if fault not in inside]
+        messages = {fault.rule: fault.message for fault in reversed([*outside, *inside])}
         if rule is not None and messages and rule not in messages:
             broken = ", ".join(messages)
             raise SpecError("--rule", f"{name} does not break {rule!r} on this case, it breaks {broken}")
@@ -74,12 +79,15 @@ class _Shrinking:
         wanted = rule or next((entry.rule for entry in case.found if entry.rule in messages), None)
         self.rule = next(iter(messages), None) if wanted not in messages else wanted
         self.message = messages.get(self.rule or "", "")
-        self._limits = limits_of(name)
-        if self.rule not in [fault.rule for fault in self._faults(self.spec)]:
-            self._limits = ()
+        self._all_limits = limits_of(name)
+        self._inside = self.rule not in [fault.rule for fault in outside]
 
-    def _faults(self, spec: CacheSpec) -> list[Finding]:
-        return faults_outside_limits(spec, self._allocator, self._limits)[0]
+    def _faults(self, spec: CacheSpec) -> Sequence[Finding]:
+        """Return the faults of ``spec`` that lie where the one to keep does: outside of limits, or inside the same."""
+        if not self._inside:
+            return faults_outside_limits(spec, self._allocator, self._all_limits)[0]
+        same = [limit for limit in self._limits if limit.matches(spec)]
+        return excused_by(same, judge(spec, self._allocator).faults)
 
     def run(self) -> bool:
         """Reduce as far as it goes; say whether Ctrl-C ended it. ``spec`` is the simplest so far."""

@@ -64,16 +64,17 @@ class _Shrinking:
     def __init__(self, case: Case, trace: Trace, allocator: str, rule: str | None) -> None:
         self._allocator = allocator
         judged = judge_saved_trace(trace, allocator)
-        messages = {fault.rule: fault.message for fault in reversed(judged.faults)}
+        # of two faults of one rule, the one that no known limit explains
+        messages = {fault.rule: fault.message for fault in reversed([*judged.outside, *judged.excused])}
         if rule is not None and messages and rule not in messages:
             raise SpecError(
                 "--rule", f"{allocator} does not break {rule!r} on this case, it breaks {', '.join(messages)}"
             )
         wanted = rule or next((entry.rule for entry in case.found if entry.rule in messages), None)
-        self.rule = wanted if wanted in messages else next((fault.rule for fault in judged.faults), None)
+        self.rule = wanted if wanted in messages else next(iter(messages), None)
         self.message = messages.get(self.rule or "", "")
         self.trace, self.checks = trace, 0
-        self._excused = self.rule in judged.excused
+        self._excused = self.rule not in [fault.rule for fault in judged.outside]
 
     def run(self) -> bool:
         """Reduce as far as it goes; say whether Ctrl-C ended it. ``trace`` is the simplest so far."""
@@ -88,7 +89,7 @@ class _Shrinking:
         """Say whether ``candidate`` breaks the rule; the reducer asks for simpler ones only, so keep it if it does."""
         self.checks += 1
         judged = judge_trace(candidate, self._allocator)
-        faults = judged.faults if self._excused else judged.outside
+        faults = judged.excused if self._excused else judged.outside
         message = next((fault.message for fault in faults if fault.rule == self.rule), None)
         if message is None:
             return False

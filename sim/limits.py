@@ -7,7 +7,7 @@ A finding inside a known limit is counted, not reported. Each limit has a minima
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -60,6 +60,12 @@ def limits_of(allocator: str, release: str | None = None) -> tuple[KnownLimit, .
     return tuple(limit for limit in module.LIMITS if allocator in limit.allocators)
 
 
+def excused_by(limits: Iterable[KnownLimit], faults: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return those of ``faults`` that one of ``limits``, all of which match the spec, explains."""
+    held = tuple(limits)
+    return tuple([fault for fault in faults if any(limit.excuses(fault) for limit in held)])
+
+
 def faults_outside_limits(
     spec: CacheSpec, allocator: Allocator, limits: tuple[KnownLimit, ...]
 ) -> tuple[list[Finding], int, bool]:
@@ -68,6 +74,6 @@ def faults_outside_limits(
     faults = verdict.faults
     if not faults:
         return [], 0, verdict.status == "rejected"
-    matching = [limit for limit in limits if limit.matches(spec)]
-    outside = [fault for fault in faults if not any(limit.excuses(fault) for limit in matching)]
+    excused = excused_by([limit for limit in limits if limit.matches(spec)], faults)
+    outside = [fault for fault in faults if fault not in excused]
     return outside, len(faults) - len(outside), verdict.status == "rejected"

@@ -141,6 +141,12 @@ ALLOCATORS: Final = (
         "installed",
         f"{_INSTALLED_VLLM}:allocate_bhlnc",
     ),
+    AllocatorEntry(
+        "vllm-kernel-blocks",
+        "the installed vLLM's own planner and views, blocks seen by kernels as blocks of 16 tokens",
+        "installed",
+        f"{_INSTALLED_VLLM}:allocate_kernel_blocks",
+    ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )
 
@@ -172,6 +178,11 @@ def resolve(name: str) -> Allocator:
 def is_shipped(name: str) -> bool:
     """Say whether ``name`` is one of the table's: an engine's allocator, or a fault of one."""
     return any(entry.name == name for entry in ALLOCATORS)
+
+
+def is_installed(name: str) -> bool:
+    """Say whether ``name`` stands for an engine's own code."""
+    return any(entry.name == name and entry.kind == "installed" for entry in ALLOCATORS)
 
 
 def is_foreign(name: str) -> bool:

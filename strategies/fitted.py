@@ -41,6 +41,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 _EARLY: Final = Abilities(block_tokens=16)
 _ERA_3: Final = Abilities(unequal_dims=True, latent_windows=True, block_scales=True)
+_KERNEL_BLOCKS: Final = Abilities(unequal_dims=True, latent_windows=True, block_tokens=32)
 _SGLANG: Final = Abilities(unequal_dims=True, block_scales=True, separate_draft=True, pools=True)
 ABILITIES: Final = {
     "vllm-e1": _EARLY,
@@ -54,6 +55,7 @@ ABILITIES: Final = {
     "vllm-block-outermost": _ERA_3,
     "vllm-lhbnc": _ERA_3,
     "vllm-bhlnc": _ERA_3,
+    "vllm-kernel-blocks": _KERNEL_BLOCKS,
 }
 """The allocators whose specs are fitted, by name."""
 

@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from ..model.arithmetic import div_up
-from ..sim.cache.trace import COMMON_KINDS, KINDS, Kind, Operation, Trace
+from ..sim.cache.trace import Kind, Operation, Trace
 from .worlds import SLOTS, TOKENS_PER_BLOCK, World, worlds_for
 
 REQUESTS: Final = 3
@@ -36,8 +36,9 @@ class _Account:
     completed, and written since the last commit.
     """
 
-    def __init__(self, common: bool, world: World, slots: int, block_tokens: int) -> None:
-        self.common = common
+    def __init__(self, kinds: tuple[Kind, ...], world: World, slots: int, block_tokens: int) -> None:
+        self.kinds = kinds
+        self.common = "suspend" not in kinds
         self.block_tokens = block_tokens
         self.blocks = slots // world.crowd  # floor: a rough account
         self.held = [0] * REQUESTS
@@ -79,7 +80,7 @@ class _Account:
             kinds += ["resume", "resume", "offload"]
         if self.stored:
             kinds += ["offload", "onload"]
-        return kinds
+        return [kind for kind in kinds if kind in self.kinds]
 
     def _take(self, request: int, tokens: int) -> bool:
         """Take room for ``tokens`` more tokens, where there is."""
@@ -162,20 +163,18 @@ class _Account:
 
 def traces(allocator: str = "trtllm-v2", *, max_operations: int = LENGTHS[-1]) -> st.SearchStrategy[Trace]:
     """Return traces for ``allocator`` of 1 to ``max_operations`` operations (at most 1,216)."""
-    from ..sim.cache.managers import rules_of
+    from ..sim.cache.managers import kinds_of
 
-    worlds = worlds_for(allocator)
-    common = not rules_of(allocator).suspends
-    return _traces(worlds, common, max_operations)
+    return _traces(worlds_for(allocator), kinds_of(allocator), max_operations)
 
 
 @st.composite
-def _traces(draw: st.DrawFn, worlds: tuple[World, ...], common: bool, max_operations: int) -> Trace:
+def _traces(draw: st.DrawFn, worlds: tuple[World, ...], kinds: tuple[Kind, ...], max_operations: int) -> Trace:
     world = worlds[draw(_BYTE) % len(worlds)]
     choice = draw(_BYTE)
     tokens, slots = TOKENS_PER_BLOCK[choice & 3], SLOTS[choice >> 2 & 7]
     count = min(LENGTHS[draw(_BYTE)], max_operations)
-    account = _Account(common, world, slots, tokens)
+    account = _Account(kinds, world, slots, tokens)
     operations = tuple([_operation(draw, account) for _ in range(count)])
     return Trace(spec=msgspec.structs.replace(world.spec, tokens_per_block=tokens, slots=slots), operations=operations)
 
@@ -183,8 +182,7 @@ def _traces(draw: st.DrawFn, worlds: tuple[World, ...], common: bool, max_operat
 def _operation(draw: st.DrawFn, account: _Account) -> Operation:
     choice = draw(_BYTE)
     if choice >= _ANY:
-        kinds = COMMON_KINDS if account.common else KINDS
-        kind: Kind = kinds[choice % len(kinds)]  # type: ignore[assignment]
+        kind: Kind = account.kinds[choice % len(account.kinds)]
     else:
         likely = account.likely()
         kind = likely[choice % len(likely)]

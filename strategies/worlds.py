@@ -18,6 +18,7 @@ from ..model.errors import SpecError
 from ..model.formats import ElementFormat
 from ..model.layers import INDEX_KEY, AttentionLayer, LatentLayer, Layer, RecurrentLayer, SidePlane
 from ..model.spec import CacheSpec, Draft
+from ..sim.cache.cache import RunningCache
 from ..sim.cache.managers import running_cache
 from ..sim.cache.names import layout_allocator
 from ..sim.rejection import Rejected
@@ -73,6 +74,14 @@ def small_specs() -> Iterator[CacheSpec]:
             yield CacheSpec(layers=layers, kv_format=kv_format, tokens_per_block=1, slots=1, draft=draft)
 
 
+def _crowd(cache: RunningCache) -> int:
+    """Return the most life cycles of one group; an engine's manager says it itself."""
+    told = getattr(cache, "crowd", None)
+    if told is not None:
+        return int(told)
+    return max(Counter(cycle.group for cycle in cache.geometry.cycles).values())
+
+
 @functools.cache
 def worlds_for(allocator: str) -> tuple[World, ...]:
     """Return the worlds that an allocator supports, with one token per block and one slot each.
@@ -82,12 +91,12 @@ def worlds_for(allocator: str) -> tuple[World, ...]:
     found = []
     for spec in small_specs():
         try:
-            cycles = running_cache(spec, allocator).geometry.cycles
+            cache = running_cache(spec, allocator)
         except Rejected as refusal:
             if refusal.supported:
                 found.append(World(spec, 1))  # its refusal is the finding
             continue
-        found.append(World(spec, max(Counter(cycle.group for cycle in cycles).values())))
+        found.append(World(spec, _crowd(cache)))
     if not found:
         name = layout_allocator(allocator)
         raise SpecError("allocator", f"{name} supports none of the small specs that traces are drawn on")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from ...model.errors import SpecError
 from ...model.spec import CacheSpec
 from ...sim.engines.difference import differences
 from ...sim.layout import Layout
 from ...sim.registry import Allocator
 from ...sim.rejection import Rejected
 from .installed import Installed, named, python_of, warm_process
-from .supervisor import EngineProcess
+from .supervisor import AHEAD, EngineEnded, EngineProcess
 
 DIFFERENT: Final = ("differ", "only-model-refuses", "only-engine-fails", "unexplained")
 """The kinds of comparison that are no agreement."""
@@ -76,6 +80,9 @@ class EngineAllocator:
         """The model whose specs a campaign draws."""
         return self.name
 
+    def begin(self, spec: CacheSpec) -> None:
+        """Have the engine work on ``spec``, which is asked for next, while the caller does something else."""
+
     def __call__(self, spec: CacheSpec) -> Layout:
         """Return the engine's layout; raise ``Rejected`` for its refusal, its error, or the end of its process."""
         model = self.model(spec)
@@ -119,6 +126,36 @@ class EngineAllocator:
             return Comparison("only-model-refuses", (refusal.message if refusal is not None else "",))
         found = tuple(differences(real, expected))
         return Comparison("differ" if found else "agree", found)
+
+
+def begun_ahead(allocator: EngineAllocator, specs: Iterable[CacheSpec]) -> Iterator[CacheSpec]:
+    """Yield ``specs`` in order, the engine at work on the next ones meanwhile."""
+    ahead = Ahead(allocator)
+    for spec in specs:
+        yield from ahead.take(spec)
+    yield from ahead.rest()
+
+
+class Ahead:
+    """Specs that the engine has begun on, given back in order as soon as there are enough of them."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._engine = allocator if isinstance(allocator, EngineAllocator) else None
+        self._held: deque[CacheSpec] = deque()
+
+    def take(self, spec: CacheSpec) -> list[CacheSpec]:
+        """Have the engine begin on ``spec``; return what to judge now, ``spec`` itself where no engine is asked."""
+        if self._engine is None:
+            return [spec]
+        with contextlib.suppress(SpecError, EngineEnded):  # it is told when the spec is asked for
+            self._engine.begin(spec)
+        self._held.append(spec)
+        return [self._held.popleft()] if len(self._held) > AHEAD else []
+
+    def rest(self) -> Iterator[CacheSpec]:
+        """Yield what is left to judge."""
+        while self._held:
+            yield self._held.popleft()
 
 
 def refusal_by(spec: CacheSpec, model: Allocator) -> Rejected | None:

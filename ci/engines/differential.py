@@ -23,7 +23,7 @@ from ...sim.limits import KnownLimit, limits_of
 from ...sim.registry import resolve
 from ..cases import Case, FoundRule, add_case
 from ..determinism import chunk_seed, chunk_sizes, without_folder, without_local_constants
-from .comparison import DIFFERENT, Comparison, EngineAllocator
+from .comparison import DIFFERENT, Comparison, EngineAllocator, begun_ahead
 
 MAX_SHOWN = 3
 """Differences of one kind and beginning that are told in words and saved; the rest is counted."""
@@ -60,7 +60,7 @@ def run_differential(
     limits = limits_of(allocator.name, allocator.release)
     started = time.monotonic()
     for chunk, count in enumerate(chunk_sizes(examples)):
-        for spec in _drawn(allocator.drawn_as, seed, chunk, count):
+        for spec in begun_ahead(allocator, drawn_specs(allocator.drawn_as, seed, chunk, count)):
             try:
                 compared = allocator.compare(spec)
             except SpecError as error:  # views of other shapes than asked for
@@ -70,7 +70,8 @@ def run_differential(
     return found
 
 
-def _drawn(model: str, seed: int, chunk: int, examples: int) -> list[CacheSpec]:
+def drawn_specs(model: str, seed: int, chunk: int, examples: int) -> list[CacheSpec]:
+    """Return the specs that chunk ``chunk`` of a campaign with ``seed`` draws for ``model``."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
 

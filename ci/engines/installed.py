@@ -42,10 +42,7 @@ def python_of(engine: Installed) -> str:
     """Return the interpreter that has ``engine``; raise ``SpecError`` saying how to get it where none is known."""
     named = os.environ.get(engine.variable)
     if named:
-        found = shutil.which(named)
-        if found is None:
-            raise SpecError("engine", f"{engine.variable} names {shown_path(named)}, which is no program")
-        return found
+        return _program(engine.variable, named)
     if importlib.util.find_spec(engine.package) is None:
         raise SpecError(
             "engine",
@@ -53,6 +50,15 @@ def python_of(engine: Installed) -> str:
             f"set {engine.variable} to the python of one",
         )
     return sys.executable
+
+
+@functools.cache
+def _program(variable: str, named: str) -> str:
+    """Return the program that ``variable`` names, looked for once: every question asks for it."""
+    found = shutil.which(named)
+    if found is None:
+        raise SpecError("engine", f"{variable} names {shown_path(named)}, which is no program")
+    return found
 
 
 def process_for(engine: Installed, python: str) -> EngineProcess:

@@ -7,9 +7,8 @@ next question starts a new one. Nothing that an engine does can take the campaig
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import tempfile
@@ -17,10 +16,17 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+import msgspec
+
 from ...model.errors import SpecError, shown
 
 START_SECONDS = 180.0  # float: a time
 ANSWER_SECONDS = 60.0  # float: a time
+
+AHEAD = 8
+"""Questions begun at a time: enough that the engine has work while the caller looks at answers."""
+PIPE_BYTES = 1 << 15
+"""Bytes of questions begun at a time: a pipe takes twice as many before its writer waits."""
 
 
 class EngineEnded(Exception):
@@ -28,7 +34,11 @@ class EngineEnded(Exception):
 
 
 class EngineProcess:
-    """A command that answers JSON lines. ``version`` is what it said of itself when it started."""
+    """A command that answers JSON lines. ``version`` is what it said of itself when it started.
+
+    ``begin`` has it work on questions, in their order, while the caller does something else; an answer is kept until
+    ``ask`` is called with its question.
+    """
 
     def __init__(self, command: Sequence[str], *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._command = tuple(command)
@@ -36,6 +46,8 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: BinaryIO | None = None
         self._rest = b""
+        self._begun: list[bytes] = []
+        self._kept: dict[bytes, dict[str, Any] | EngineEnded] = {}
         self.greeting: dict[str, Any] = {}
         self.starts = 0
 
@@ -76,19 +88,61 @@ class EngineProcess:
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a question; raise ``EngineEnded`` where the process ends first."""
+        asked = msgspec.json.encode(question)
+        if asked not in self._begun and asked not in self._kept:
+            self._begin(asked)
+        while asked not in self._kept:
+            self._collect()
+        answer = self._kept.pop(asked)
+        if isinstance(answer, EngineEnded):
+            raise answer
+        return answer
+
+    def begin(self, question: dict[str, Any]) -> None:
+        """Have the process work on a question that is asked later; no more than ``AHEAD`` are begun at a time."""
+        asked = msgspec.json.encode(question)
+        if asked not in self._begun and asked not in self._kept:
+            self._begin(asked)
+
+    def _begin(self, asked: bytes) -> None:
+        """Write a question, as long as the pipe takes it without waiting: else the two processes might wait for each
+        other, one to be read and the other as well."""
+        while self._begun and (len(self._begun) >= AHEAD or sum(map(len, self._begun)) + len(asked) > PIPE_BYTES):
+            self._collect()
+        self._write(asked)
+        self._begun.append(asked)
+
+    def _write(self, asked: bytes) -> None:
         self.start()
         process = self._process
         if process is None or process.stdin is None:
             raise EngineEnded("the process is gone")
         try:
-            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.write(asked + b"\n")
             process.stdin.flush()
-            return self._read(self._seconds)
-        except (EngineEnded, BrokenPipeError) as end:
-            reason = str(end) if isinstance(end, EngineEnded) else self._how_it_ended()
-            said = self._last_words()
+        except BrokenPipeError:
+            pass  # it has ended: reading says how
+        except BaseException:
             self.close()
-            raise EngineEnded(f"{reason}{said}") from None
+            raise
+
+    def _collect(self) -> None:
+        """Read the answer to the first question that was begun, and keep it."""
+        if not self._begun:
+            raise EngineEnded("the process is gone")
+        asked = self._begun[0]
+        while len(self._kept) > AHEAD:  # begun and never asked for
+            del self._kept[next(iter(self._kept))]
+        try:
+            self._kept[asked] = self._read(self._seconds)
+            del self._begun[0]
+        except EngineEnded as end:
+            said = self._last_words()
+            self._kept[asked] = EngineEnded(f"{end}{said}")
+            rest = self._begun[1:]
+            self.close()
+            for question in rest:  # a new process has them to answer
+                self._begin(question)
         except BaseException:
             self.close()  # an interrupt between question and answer: the next answer would be to the last question
             raise
@@ -98,20 +152,21 @@ class EngineProcess:
         if process is None or process.stdout is None:
             raise EngineEnded("the process is gone")
         deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise EngineEnded(f"no answer after {seconds:.0f} s")
-                piece = os.read(process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise EngineEnded(self._how_it_ended())
-                self._rest += piece
+        output = process.stdout.fileno()
+        waiting = select.poll()
+        waiting.register(output, select.POLLIN)
+        while b"\n" not in self._rest:
+            left = deadline - time.monotonic()
+            if left <= 0 or not waiting.poll(left * 1000):  # in milliseconds
+                raise EngineEnded(f"no answer after {seconds:.0f} s")
+            piece = os.read(output, 1 << 16)
+            if not piece:
+                raise EngineEnded(self._how_it_ended())
+            self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         try:
-            answer = json.loads(line)
-        except ValueError:
+            answer = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise EngineEnded("answered with no JSON") from None
         if not isinstance(answer, dict):
             raise EngineEnded("answered with no JSON object")
@@ -143,6 +198,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process, and what it started."""
+        self._begun = []
         process, self._process = self._process, None
         if process is not None:
             if process.poll() is None:

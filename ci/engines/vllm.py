@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Any, Final
 
-from ...model.layers import AttentionLayer, Layer, paged_part
+from ...model.layers import AttentionLayer, Layer, paged_part, recurrent_part
 from ...model.spec import CacheSpec
 from ...sim.allocators.trtllm.support import refuse_unsupported
 from ...sim.allocators.vllm import allocators as models
 from ...sim.allocators.vllm.support import reasons
 from ...sim.engines.answer import read_answer
+from ...sim.engines.limits import KERNEL_TOKENS
 from ...sim.engines.vllm import layout_of, request_of
 from ...sim.layout import Layout
 from ...sim.registry import Allocator
 from ...sim.rejection import Rejected
 from .comparison import EngineAllocator
 from .installed import VLLM, Installed, ask
+from .running import EngineCache
 
 ORDERS: Final = {
     "vllm": ("LBNHC", "LBHNC"),
     "vllm-block-outermost": ("BLNHC", "BLHNC"),
     "vllm-lhbnc": ("LHBNC", "LHBNC"),
     "vllm-bhlnc": ("BHLNC", "BHLNC"),
+    "vllm-kernel-blocks": ("LBNHC", "LBHNC"),
 }
 """The physical orders of era 3 by allocator, for consumers of NHD and of HND pages."""
 
@@ -33,6 +36,8 @@ EARLY: Final[dict[tuple[str, int], tuple[str, Allocator]]] = {
     ("vllm", 1): ("vllm-e1", models.allocate_e1),
     ("vllm", 2): ("vllm-e2", models.allocate_e2),
     ("vllm-block-outermost", 2): ("vllm-e2-packed", models.allocate_e2_packed),
+    ("vllm-kernel-blocks", 1): ("vllm-e1", functools.partial(models.allocate_e1, kernel_tokens=KERNEL_TOKENS)),
+    ("vllm-kernel-blocks", 2): ("vllm-e2", functools.partial(models.allocate_e2, kernel_tokens=KERNEL_TOKENS)),
 }
 """The models of the eras before: what an allocator of this module is compared with."""
 
@@ -43,6 +48,17 @@ EARLY_GRANULE_TOKENS: Final = 16
 
 def _has_heads(layer: Layer) -> bool:
     return isinstance(paged_part(layer), AttentionLayer)
+
+
+def _refuse_kernel_blocks(spec: CacheSpec) -> None:
+    """Refuse what no backend sees as kernel blocks: blocks that they do not divide, and block scales."""
+    if spec.tokens_per_block % KERNEL_TOKENS or spec.kv_format.block_scaled:
+        raise Rejected(
+            f"kernel blocks of {KERNEL_TOKENS} tokens need blocks of a multiple of them, without block scales; found "
+            f"{spec.tokens_per_block} tokens of {spec.kv_format.value}",
+            "use --allocator vllm",
+            supported=False,
+        )
 
 
 class VllmAllocator(EngineAllocator):
@@ -64,6 +80,8 @@ class VllmAllocator(EngineAllocator):
         """The model whose specs a campaign draws: that of the installed era."""
         if self.era < 3:
             return EARLY[self.name, self.era][0] if (self.name, self.era) in EARLY else self.name
+        if self.name == "vllm-kernel-blocks":
+            return self.name  # blocks of two kernel blocks or more
         return "vllm-e3-block-outermost" if self.name == "vllm-block-outermost" else "vllm-e3"
 
     def order(self, spec: CacheSpec) -> str:
@@ -81,6 +99,8 @@ class VllmAllocator(EngineAllocator):
                 f"{self.engine()} has no layout that {self.name} names", "use --allocator vllm", supported=False
             )
         refuse_unsupported(reasons(spec, era))
+        if self.name == "vllm-kernel-blocks":
+            _refuse_kernel_blocks(spec)
         if era < 3:
             if spec.tokens_per_block % EARLY_GRANULE_TOKENS and any(map(_has_heads, spec.layers + spec.draft.layers)):
                 raise Rejected(
@@ -97,17 +117,42 @@ class VllmAllocator(EngineAllocator):
                 "use --allocator vllm",
                 supported=False,
             )
-        return functools.partial(models.allocate_e3, order=order)
+        kernel = KERNEL_TOKENS if self.name == "vllm-kernel-blocks" else None
+        return functools.partial(models.allocate_e3, order=order, kernel_tokens=kernel)
+
+    def begin(self, spec: CacheSpec) -> None:
+        """Have the engine plan ``spec`` and make its views while the caller does something else."""
+        try:
+            self.model(spec)
+        except Rejected:
+            return  # it is not asked for
+        self.process.begin(self.request(spec))
+
+    def request(self, spec: CacheSpec) -> dict[str, Any]:
+        """Return what the engine is asked for ``spec``."""
+        request = request_of(spec, self.order(spec))
+        return {**request, "kernel": KERNEL_TOKENS} if self.name == "vllm-kernel-blocks" else request
+
+    def running_cache(self, spec: CacheSpec) -> EngineCache:
+        """Return the engine's cache manager, opened for ``spec``; raise ``Rejected`` where it is not.
+
+        Prefix caching is on, but for models with states, which this engine then keeps in blocks of another kind, and
+        for ``vllm-block-outermost``: so traces run with it and without.
+        """
+        refuse_unsupported(reasons(spec, self.era))
+        states = any(recurrent_part(layer) is not None for layer in spec.layers + spec.draft.layers)
+        caching = not states and self.name != "vllm-block-outermost"
+        return EngineCache(self.process, {**self.request(spec), "caching": caching})
 
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its plan and views."""
-        order = self.order(spec)
-        answer = ask(self.process, request_of(spec, order), expected)
+        answer = ask(self.process, self.request(spec), expected)
         engine = self.engine()
-        return layout_of(spec, read_answer(answer, engine), self.name, order, engine)
+        return layout_of(spec, read_answer(answer, engine), self.name, self.order(spec), engine)
 
 
 allocate_vllm = VllmAllocator("vllm")
 allocate_block_outermost = VllmAllocator("vllm-block-outermost")
 allocate_lhbnc = VllmAllocator("vllm-lhbnc")
 allocate_bhlnc = VllmAllocator("vllm-bhlnc")
+allocate_kernel_blocks = VllmAllocator("vllm-kernel-blocks")

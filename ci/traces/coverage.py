@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
-from ...sim.cache.managers import rules_of
+from ...sim.cache.managers import kinds_of
 from ...sim.cache.run import TraceVerdict
-from ...sim.cache.trace import COMMON_KINDS, KINDS, Trace
+from ...sim.cache.trace import Trace
+from ...sim.registry import is_installed
 from ..ledger import SavedCases
 
 SITUATIONS: Final = (
@@ -38,7 +39,19 @@ SITUATIONS: Final = (
     "page from the host",
     "suspended page to the host",
     "resume in other slots",
+    "preempted for room",
 )
+_OF_ENGINES: Final = (
+    "full-block hit",
+    "eviction",
+    "two steps in flight",
+    "prompt in chunks",
+    "free under a step",
+    "window passed",
+    "resume in other slots",
+    "preempted for room",
+)
+"""What the manager of an installed engine can meet."""
 _OF_V2: Final = ("window passed behind sinks", "suspended page to the host", "resume in other slots")
 
 
@@ -102,9 +115,12 @@ def new_counts() -> TraceCounts:
 
 def coverage_of_traces(counts: TraceCounts, allocator: str, cases: SavedCases) -> TraceCoverage:
     """Return the coverage that ``counts`` amount to."""
-    suspends = rules_of(allocator).suspends
-    kinds = KINDS if suspends else COMMON_KINDS
+    kinds = kinds_of(allocator)
+    suspends = "suspend" in kinds
     wanted = [name for name in SITUATIONS if suspends or name not in _OF_V2]
+    wanted = [name for name in wanted if name != "preempted for room"]
+    if is_installed(allocator):
+        wanted = list(_OF_ENGINES)
     return TraceCoverage(
         done={kind: counts.done[kind] for kind in kinds},
         refused={kind: counts.refused[kind] for kind in kinds},

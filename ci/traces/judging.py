@@ -9,23 +9,24 @@ from ...sim.cache.names import layout_allocator
 from ...sim.cache.run import TraceVerdict, run_trace
 from ...sim.cache.trace import Trace
 from ...sim.finding import Finding
-from ...sim.limits import limits_of
+from ...sim.limits import excused_by, limits_of
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict, and the rules that the allocator's known limits excuse on this spec.
+    """A verdict, and what the allocator's known limits excuse of it.
 
-    ``faults`` are the findings, or the refusal of a spec that the allocator claims to support.
+    ``faults`` are the findings, or the refusal of a spec that the allocator claims to support; ``excused`` are those of
+    them that a limit explains, by its rule and by its words.
     """
 
     verdict: TraceVerdict
     faults: tuple[Finding, ...]
-    excused: frozenset[str]
+    excused: tuple[Finding, ...]
 
     @property
     def outside(self) -> tuple[Finding, ...]:
         """The faults outside of known limits."""
-        return tuple([fault for fault in self.faults if fault.rule not in self.excused])
+        return tuple([fault for fault in self.faults if fault not in self.excused])
 
 
 def judge_trace(trace: Trace, allocator: str, cache: RunningCache | None = None) -> Judged:
@@ -38,8 +39,6 @@ def judge_trace(trace: Trace, allocator: str, cache: RunningCache | None = None)
     if refusal is not None and (refusal.supported or refusal.rule != "rejected"):
         faults = (Finding(rule=refusal.rule, message=refusal.message, remedy=refusal.remedy, where=refusal.where),)
     if not faults:
-        return Judged(verdict, (), frozenset())
-    limits = limits_of(layout_allocator(allocator))
-    return Judged(
-        verdict, faults, frozenset(rule for limit in limits if limit.matches(trace.spec) for rule in limit.rules)
-    )
+        return Judged(verdict, (), ())
+    limits = [limit for limit in limits_of(layout_allocator(allocator)) if limit.matches(trace.spec)]
+    return Judged(verdict, faults, excused_by(limits, faults))

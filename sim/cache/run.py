@@ -9,7 +9,7 @@ import msgspec
 from ...model.spec import CacheSpec
 from ..checking import check
 from ..finding import Finding
-from ..registry import Allocator, allocate, resolve
+from ..registry import Allocator, allocate, is_installed, resolve
 from ..rejection import Rejected
 from .cache import RunningCache
 from .managers import running_cache
@@ -69,6 +69,8 @@ def run_on(
 
 
 def _static(spec: CacheSpec, allocator: str | Allocator) -> tuple[Finding, ...]:
+    if isinstance(allocator, str) and is_installed(allocator):
+        return ()  # its manager is asked, and no view
     if isinstance(allocator, str):
         return _static_by_name(spec, layout_allocator(allocator))
     return tuple(check(allocate(spec, allocator)))

@@ -2,6 +2,7 @@
 
 Each role of each layer is a map from (slot, element) to a byte. Two are equal exactly when the first byte, the step
 from slot to slot and the step along every axis of more than one element are, so these are compared, not the bytes.
+Kernel blocks (axis ``page``) that follow each other as tokens do are taken for tokens.
 """
 
 from __future__ import annotations
@@ -49,13 +50,24 @@ def _places(layout: Layout) -> dict[Key, _Place]:
 def _place(held: Buffer, bases: Sequence[int]) -> _Place:
     """Return first byte, slots, step from slot to slot, format, and (axis, size, step) of each axis that steps."""
     page = held.page
-    steps = [
-        (axis, size, stride)
-        for axis, size, stride in zip(page.axes, page.shape, page.stride_bytes, strict=True)
-        if size > 1
-    ]
+    axes = zip(page.axes, page.shape, page.stride_bytes, strict=True)
+    steps = _joined([(axis, size, stride) for axis, size, stride in axes if size > 1])
     step = held.slot_stride_bytes if held.slot_count > 1 else 0
     return bases[held.pool] + held.offset_bytes, held.slot_count, step, page.format.value, tuple(sorted(steps))
+
+
+def _joined(steps: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Return the axes with kernel blocks (``page``) taken for tokens where they follow each other like tokens."""
+    found = {axis: (size, stride) for axis, size, stride in steps}
+    if "page" not in found:
+        return steps
+    count, step = found["page"]
+    tokens, stride = found.get("token", (1, step))
+    if step != tokens * stride:
+        return steps
+    del found["page"]
+    found["token"] = count * tokens, stride
+    return [(axis, size, stride) for axis, (size, stride) in found.items()]
 
 
 def _words(place: _Place) -> str:

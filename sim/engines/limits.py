@@ -13,7 +13,7 @@ from ..allocators.vllm.building import plan
 from ..allocators.vllm.grouping import Unifying, group_layers
 from ..allocators.vllm.layer_specs import cached_layers
 from ..allocators.vllm.limits import key_planes_beside_blocks
-from ..allocators.vllm.slot_tensors import UNIFYING, slot_block_bytes
+from ..allocators.vllm.slot_tensors import UNIFYING, packed_block_bytes, slot_block_bytes
 from ..allocators.vllm.support import reasons
 from ..limits import KnownLimit
 from ..rejection import Rejected
@@ -25,9 +25,13 @@ class Entry(KnownLimit, frozen=True, kw_only=True):
     releases: tuple[str, ...] = ("0.33.0",)
 
 
-_ALL = ("vllm",)
-_LATE = ("vllm", "vllm-block-outermost", "vllm-lhbnc", "vllm-bhlnc")
+KERNEL_TOKENS = 16
+"""Tokens of the kernel blocks that ``vllm-kernel-blocks`` asks for."""
+
+_ALL = ("vllm", "vllm-kernel-blocks")
+_LATE = ("vllm", "vllm-block-outermost", "vllm-lhbnc", "vllm-bhlnc", "vllm-kernel-blocks")
 _PACKED = ("vllm-block-outermost",)
+_EARLY = ("vllm", "vllm-block-outermost", "vllm-kernel-blocks")
 
 
 def stage_without_cache(spec: CacheSpec) -> bool:
@@ -90,11 +94,43 @@ def states_below_the_largest_page(spec: CacheSpec) -> bool:
 
 def two_blocks_beside_states(spec: CacheSpec) -> bool:
     """Whether there are two blocks, for pages and for states."""
+    return _blocks_beside_states(spec) == 2
+
+
+def two_kernel_blocks_beside_states(spec: CacheSpec) -> bool:
+    """Whether pages beside states are two kernel blocks in all."""
+    blocks = _blocks_beside_states(spec)
+    paged = [layer.spec for layer in cached_layers(spec) if layer.spec.kind != "recurrent"]
+    return any(blocks * page.block_tokens == 2 * KERNEL_TOKENS for page in paged)
+
+
+def _blocks_beside_states(spec: CacheSpec) -> int:
+    """Return the blocks of a rank with pages and states, 0 for any other."""
     try:
         deployment = plan(spec, 1, UNIFYING[1], slot_block_bytes)
     except Rejected:
-        return False
-    return deployment.blocks == 2 and deployment.hybrid
+        return 0
+    return deployment.blocks if deployment.hybrid else 0
+
+
+def packed_groups(spec: CacheSpec) -> int:
+    """Return the groups that era 2 packs into common blocks, 0 where it packs none or refuses."""
+    try:
+        groups = plan(spec, 2, UNIFYING[2], packed_block_bytes).groups
+    except Rejected:
+        return 0
+    return len(groups) if len(groups) > 1 else 0
+
+
+def states_in_packed_blocks(spec: CacheSpec) -> bool:
+    """Whether recurrent states lie in packed blocks."""
+    return packed_groups(spec) > 0 and any(layer.spec.kind == "recurrent" for layer in cached_layers(spec))
+
+
+def head_major_pages_in_packed_blocks(spec: CacheSpec) -> bool:
+    """Whether K/V pages of heads before tokens lie in packed blocks."""
+    paged = any(layer.spec.kind == "attention" for layer in cached_layers(spec))
+    return spec.consumer.kv_layout == "HND" and paged and packed_groups(spec) > 0
 
 
 LIMITS: tuple[Entry, ...] = (
@@ -152,7 +188,7 @@ LIMITS: tuple[Entry, ...] = (
     ),
     Entry(
         name="windowed latent rows of several sizes in one group",
-        allocators=("vllm",),
+        allocators=_ALL,
         rules=("unexplained-rejection",),
         matches=windowed_rows_of_several_sizes,
         anchor="docs/findings.md#windowed-latent-rows-of-several-sizes-in-one-group",
@@ -167,20 +203,21 @@ LIMITS: tuple[Entry, ...] = (
     ),
     Entry(
         name="latent rows of several sizes taken for equal",
-        allocators=_ALL,
-        rules=("unexplained-rejection",),
+        allocators=_EARLY,
+        rules=("unexplained-rejection", "alias"),
         matches=rows_of_several_sizes,
         anchor="docs/findings.md#latent-rows-of-several-sizes-taken-for-equal",
         example=(
             b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"layers":['
             b'{"kind":"latent","latent_dim":128},{"kind":"latent","latent_dim":64}]}'
         ),
-        words=("0.19.1 viewed", "0.25.1 viewed"),
+        # or, on a stage whose own rows are equal: another number of blocks
+        words=("0.19.1 viewed", "0.25.1 viewed", " B in vllm"),
         releases=("0.19.1", "0.25.1"),
     ),
     Entry(
         name="states smaller than the largest page",
-        allocators=_ALL,
+        allocators=_EARLY,
         rules=("unexplained-rejection",),
         matches=states_below_the_largest_page,
         anchor="docs/findings.md#states-smaller-than-the-largest-page",
@@ -191,6 +228,62 @@ LIMITS: tuple[Entry, ...] = (
         ),
         words=("0.19.1 raised AssertionError", "0.25.1 raised AssertionError"),
         releases=("0.19.1", "0.25.1"),
+    ),
+    Entry(
+        name="a stage without a cached layer",
+        allocators=_EARLY,
+        rules=("unexplained-rejection",),
+        matches=stage_without_cache,
+        anchor="docs/findings.md#a-stage-without-a-cached-layer",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"parallel":{"pp":2},"layers":['
+            b'{"kind":"uncached"},{"kind":"attention","kv_heads":1,"head_dim":128}]}'
+        ),
+        words=("group_size must be greater than 0", "raised ZeroDivisionError"),
+        releases=("0.19.1", "0.25.1"),
+    ),
+    Entry(
+        name="states off their element",
+        allocators=_EARLY,
+        rules=("unexplained-rejection",),
+        matches=pages_off_their_element,
+        anchor="docs/findings.md#states-off-their-element",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":128},{"kind":"recurrent","algorithm":"mamba1",'
+            b'"heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2,"ssm_format":"fp32"}]}'
+        ),
+        words=("raised AssertionError and no message",),
+        releases=("0.19.1", "0.25.1"),
+    ),
+    Entry(
+        name="states in packed blocks",
+        allocators=_PACKED,
+        rules=("alias",),
+        matches=states_in_packed_blocks,
+        anchor="docs/findings.md#states-in-packed-blocks",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"consumer":{"kv_layout":"NHD"},"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":128},{"kind":"attention","kv_heads":1,"head_dim":128},'
+            b'{"kind":"recurrent","algorithm":"mamba1","heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2},'
+            b'{"kind":"recurrent","algorithm":"mamba1","heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2}]}'
+        ),
+        words=("_state",),
+        releases=("0.25.1",),
+    ),
+    Entry(
+        name="HND pages in packed blocks",
+        allocators=_PACKED,
+        rules=("unexplained-rejection",),
+        matches=head_major_pages_in_packed_blocks,
+        anchor="docs/findings.md#hnd-pages-in-packed-blocks",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":16,"slots":1,"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":128},'
+            b'{"kind":"attention","kv_heads":1,"head_dim":128,"window":1}]}'
+        ),
+        words=("0.25.1 viewed",),
+        releases=("0.25.1",),
     ),
     Entry(
         name="K planes beside blocks of rows",
@@ -206,13 +299,26 @@ LIMITS: tuple[Entry, ...] = (
     ),
     Entry(
         name="a hybrid model with two blocks",
-        allocators=_ALL,
+        allocators=("vllm",),
         rules=("unexplained-rejection", "alias", "stride"),
         matches=two_blocks_beside_states,
         anchor="docs/findings.md#a-hybrid-model-with-two-blocks",
         example=(
             b'{"kvsan":"spec","tokens_per_block":16,"slots":2,"layers":['
             b'{"kind":"latent","latent_dim":64},'
+            b'{"kind":"recurrent","algorithm":"mamba1","heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2}]}'
+        ),
+        releases=("0.19.1",),
+    ),
+    Entry(
+        name="a hybrid model with two kernel blocks",
+        allocators=("vllm-kernel-blocks",),
+        rules=("unexplained-rejection", "alias", "stride"),
+        matches=two_kernel_blocks_beside_states,
+        anchor="docs/findings.md#a-hybrid-model-with-two-kernel-blocks",
+        example=(
+            b'{"kvsan":"spec","tokens_per_block":32,"slots":1,"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":128},'
             b'{"kind":"recurrent","algorithm":"mamba1","heads":1,"head_dim":1,"state_dim":1,"conv_kernel":2}]}'
         ),
         releases=("0.19.1",),

@@ -43,10 +43,16 @@ _SIDES: Final = 2
 """K and V: two head slots per head in nvfp4 pages, and the axis of two before era 3."""
 
 
-@functools.lru_cache(maxsize=1)
+_AT_WORK: Final = 16
+"""Specs that are looked at in turn: the engine works on one while the answer about another is read."""
+
+
+@functools.lru_cache(maxsize=_AT_WORK)
 def _entries(spec: CacheSpec) -> tuple[CachedLayer, ...]:
-    """Return the planner's layers, once for the question and the answer about one spec."""
-    return cached_layers(spec)
+    """Return the planner's layers, once for the question and the answer about one spec; equal pages are one object."""
+    pages: dict[LayerSpec, LayerSpec] = {}
+    layers = cached_layers(spec)
+    return tuple([CachedLayer(one.index, one.stage, pages.setdefault(one.spec, one.spec)) for one in layers])
 
 
 def entry_name(layer: CachedLayer) -> str:
@@ -54,8 +60,11 @@ def entry_name(layer: CachedLayer) -> str:
     return f"layers.{layer.index}.{layer.spec.kind}.{layer.spec.role}"
 
 
+@functools.lru_cache(maxsize=_AT_WORK)
 def request_of(spec: CacheSpec, order: str) -> dict[str, Any]:
     """Return the request for a spec: the entries of all pipeline stages, which stage is this rank's, and the memory.
+
+    It is made once and must not be changed.
 
     ``order`` is a physical order of era 3, or ``NHD`` or ``HND`` before it.
     """
@@ -107,17 +116,24 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
     life_cycles = [_life_cycle(members, entries) for members in answer.groups]
     buffers: list[Buffer] = []
     accesses: list[Access] = []
+    alike: dict[object, list[tuple[Cell, int, int]]] = {}  # layers repeat: what one view holds, the next like it does
     for view in answer.views:
         entry = entries.get(view.name)
         if entry is None:
             raise SpecError("engine", f"{engine} answered a view of {shown(view.name)}, which it was not asked for")
+        view = _whole_blocks(view, answer.blocks, entry.spec)
         consumer = "state-view" if entry.spec.kind == "recurrent" else "kv-view"
-        for cell, step in _cells(entry.spec, view, order, answer.blocks, engine):
+        key = id(entry.spec), view.part, view.shape, view.stride, view.item
+        cells = alike.get(key)
+        if cells is None:
+            found = _cells(entry.spec, view, order, answer.blocks, engine)
+            cells = alike[key] = [(cell, step, data_bytes(cell.page)) for cell, step in found]
+        for cell, step, size in cells:
             if answer.blocks == 1:  # a single block steps nowhere, and torch may say anything
                 step = answer.allocations[view.allocation]
             held = Buffer(
-                MANAGER, entry.index, cell.role, view.group, view.allocation, cell.offset_bytes, step, answer.blocks,
-                data_bytes(cell.page), cell.page,
+                MANAGER, entry.index, cell.role, view.group, view.allocation, view.offset + cell.offset_bytes, step,
+                answer.blocks, size, cell.page,
             )  # fmt: skip
             accesses.append(
                 Access(consumer, len(buffers), held.pool, held.offset_bytes, step, answer.blocks, cell.page)
@@ -138,13 +154,27 @@ def layout_of(spec: CacheSpec, answer: Answer, name: str, order: str, engine: st
 
 def _life_cycle(members: tuple[str, ...], entries: dict[str, CachedLayer]) -> LifeCycle:
     """Return the life cycle of one group; empty groups keep their number."""
-    first = entries[members[0]].spec if members and members[0] in entries else None
-    recurrent = first is not None and first.kind == "recurrent"
-    return LifeCycle(MANAGER, 0, recurrent, None if first is None else first.window)
+    specs = [entries[name].spec for name in members if name in entries]
+    recurrent = bool(specs) and specs[0].kind == "recurrent"
+    windows = {spec.window for spec in specs}  # layers of several keep all their blocks
+    return LifeCycle(MANAGER, 0, recurrent, windows.pop() if len(windows) == 1 else None)
+
+
+def _whole_blocks(view: View, blocks: int, spec: LayerSpec) -> View:
+    """Return a view with the planner's blocks: where it has kernel blocks, they are an axis ``page`` of a block."""
+    count, rest = divmod(view.shape[0], max(1, blocks))
+    if spec.kind == "recurrent" or rest or count < 2 or len(view.axes) < 2:
+        return view
+    return msgspec.structs.replace(
+        view,
+        axes=(view.axes[0], "page", *view.axes[1:]),
+        shape=(blocks, count, *view.shape[1:]),
+        stride=(view.stride[0] * count, view.stride[0], *view.stride[1:]),
+    )
 
 
 def _cells(spec: LayerSpec, view: View, order: str, blocks: int, engine: str) -> list[tuple[Cell, int]]:
-    """Return the roles in one view, each with its step from block to block in bytes."""
+    """Return the roles in one view, from its first byte on, each with its step from block to block in bytes."""
     steps = dict(zip(view.axes, view.stride_bytes, strict=True))
     if spec.kind == "recurrent":
         if view.part >= len(spec.states):
@@ -164,11 +194,11 @@ def _cells(spec: LayerSpec, view: View, order: str, blocks: int, engine: str) ->
         tokens = dict(zip(view.axes, view.shape, strict=True))["token"]
         seen = msgspec.structs.replace(spec, block_tokens=tokens)
         cells = content_cells(seen, kv_layout)  # the kernel's own convention, which the view does not show
-        return [(Cell(cell.role, view.offset + cell.offset_bytes, cell.page), steps[view.axes[0]]) for cell in cells]
+        return [(cell, steps[view.axes[0]]) for cell in cells]
     _require(sizes | {"content": spec.dim + spec.value_dim}, view, blocks, engine)
+    axes = ("page", "token", "head", "dim") if "page" in view.axes else ("token", "head", "dim")
     if spec.kind != "attention":
-        return [_cell(spec.role, spec.format, ("token", "head", "dim"), view, 0, steps)]
-    axes = ("token", "head", "dim")
+        return [_cell(spec.role, spec.format, axes, view, 0, steps)]
     return [
         _cell(KEY, spec.format, axes, view, 0, steps, spec.dim),
         _cell(VALUE, spec.format, axes, view, spec.dim, steps, spec.value_dim),
@@ -187,14 +217,14 @@ def _cell(
     if dim is not None:
         shape = (*shape[:-1], dim)
     page = strided_page(format, axes, shape, strides)
-    return Cell(role, view.offset + first * steps[last], page), steps[view.axes[0]]
+    return Cell(role, first * steps[last], page), steps[view.axes[0]]
 
 
 def _require(needed: dict[str, int], view: View, blocks: int, engine: str) -> None:
     """Refuse a view whose axes are not those of the layer; one head may be left out, and tokens may be a multiple:
     the planner gives a block more of them where pages must become as large as others."""
     found = dict(zip(view.axes[1:], view.shape[1:], strict=True))
-    tokens = found.get("token", 1)
+    tokens = found.get("token", 1) * found.get("page", 1)
     fits = all(found.get(axis, 1) == size for axis, size in needed.items() if axis != "token")
     if view.shape[0] == blocks and fits and tokens % needed.get("token", 1) == 0:
         return

@@ -46,8 +46,9 @@ def trace_collision(
 ) -> tuple[Collision | None, frozenset[str]]:
     """As ``smallest_collision``, with the methods used.
 
-    These are ``empty``, ``ranges`` (apart), ``cells`` (apart in every pair of slots), ``bounds`` (of the equation, by
-    themselves), ``branch``, ``pair`` and ``leap`` (see ``equation``), ``bitmap`` and ``sets``.
+    These are ``empty``, ``ranges`` (apart), ``cells`` (apart in every pair of slots), ``interleaved`` (the same steps,
+    and runs side by side between them), ``bounds`` (of the equation, by themselves), ``branch``, ``pair`` and ``leap``
+    (see ``equation``), ``bitmap`` and ``sets``.
     """
     if is_empty(a) or is_empty(b):
         return None, frozenset({"empty"})
@@ -55,6 +56,8 @@ def trace_collision(
         return None, frozenset({"ranges"})
     if _cells_apart(a, b):
         return None, frozenset({"cells"})
+    if _interleaved(a, b):
+        return None, frozenset({"interleaved"})
     solver = CheapestSolution()
     byte = (_smallest_distinct if distinct_slots else _smallest_shared)(a, b, solver)
     if byte is None:
@@ -127,6 +130,41 @@ def _nested(shape: list[tuple[int, int]]) -> bool:
             return False
         extent += (count - 1) * stride
     return True
+
+
+def _interleaved(a: SlotView, b: SlotView) -> bool:
+    """Return whether both step alike, over runs that lie side by side: K and V of one token and head, say.
+
+    The two runs and what lies between them are one item then; where no two such items meet, no two cells do.
+    """
+    if a.slot_count != b.slot_count or a.slot_stride_bytes != b.slot_stride_bytes:
+        return False
+    a_run, a_steps = _runs(a)
+    b_run, b_steps = _runs(b)
+    if a_steps != b_steps:
+        return False
+    start = min(a.offset_bytes, b.offset_bytes)
+    end = max(a.offset_bytes + a_run, b.offset_bytes + b_run)
+    if end - start < a_run + b_run:
+        return False
+    slots = [(a.slot_count, a.slot_stride_bytes)] if a.slot_count > 1 else []
+    return _nested([(end - start, 1), *slots, *a_steps])
+
+
+def _runs(view: SlotView) -> tuple[int, list[tuple[int, int]]]:
+    """Return the bytes that an item and the axes directly around it make together, and the other axes by stride."""
+    run = view.item_bytes
+    steps: list[tuple[int, int]] = []
+    for count, stride in sorted(view.axes, key=_stride):
+        if stride == run and not steps:
+            run *= count
+        elif count > 1:
+            steps.append((count, stride))
+    return run, steps
+
+
+def _stride(dim: tuple[int, int]) -> int:
+    return dim[1]
 
 
 def _smallest_shared(a: SlotView, b: SlotView, solver: CheapestSolution) -> int | None:

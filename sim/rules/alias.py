@@ -16,7 +16,8 @@ modulo a common pitch) do not meet.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import msgspec
@@ -47,16 +48,38 @@ def check_alias(inspection: Inspection) -> Iterator[Finding]:
     """Yield pieces of a pool that meet while live, that overlap themselves, and strays that meet others' bytes."""
     layout = inspection.layout
     pools = [_pieces(layout, members) for members in inspection.by_pool]
+    proven: set[object] = set()  # what one layer was found free of holds for layers like it
     for pieces in pools:
         for piece in pieces:
             stride, count = layout.buffers[piece.buffer].slot_stride_bytes, layout.buffers[piece.buffer].slot_count
             if not (piece.page.dense and (stride >= piece.page.span_bytes or count == 1)):
-                yield from _self_overlap(inspection, piece)
+                yield from _found_anew(proven, (piece.page, stride, count), _self_overlap(inspection, piece))
         if len(pieces) > 1:
             for first, second in _candidates(layout, pieces):
-                yield from _pair(inspection, first, second)
+                like = _likeness(layout, first, second)
+                yield from _found_anew(proven, like, _pair(inspection, first, second))
     for access in inspection.strays[:MAX_STRAYS]:
         yield from _stray(inspection, access, pools[access.pool])
+
+
+def _found_anew(proven: set[object], like: object, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield ``findings``, unless what is ``like`` it has been proven to have none; take down what has none."""
+    if like in proven:
+        return
+    clean = True
+    for finding in findings:
+        clean = False
+        yield finding
+    if clean:
+        proven.add(like)
+
+
+def _likeness(layout: Layout, first: Piece, second: Piece) -> tuple[object, ...]:
+    """Return all that decides whether two pieces meet: their cells, their steps, and how far apart they start."""
+    one, other = layout.buffers[first.buffer], layout.buffers[second.buffer]
+    apart = second.offset_bytes - first.offset_bytes
+    steps = one.slot_stride_bytes, one.slot_count, other.slot_stride_bytes, other.slot_count
+    return first.page, second.page, steps, apart, _overlay(layout, one, other)
 
 
 def _pieces(layout: Layout, members: list[int]) -> list[Piece]:
@@ -123,6 +146,8 @@ def _ranges_that_meet(layout: Layout, pieces: list[Piece], pitch: int) -> Iterat
         if pitch and all(piece.page.span_bytes <= pitch for _, _, piece in cluster):
             cluster = _modulo(cluster, pitch)
         for first, second in _sweep(cluster):
+            if pitch and _apart_in_other_slots(layout, first, second, pitch):
+                continue
             pair = frozenset(((first.buffer, first.part), (second.buffer, second.part)))
             if len(pair) == 2 and pair not in seen:
                 seen.add(pair)
@@ -184,6 +209,16 @@ def _overlay(layout: Layout, one: Buffer, other: Buffer) -> bool:
     return (mine.manager, mine.group) == (theirs.manager, theirs.group)
 
 
+def _apart_in_other_slots(layout: Layout, first: Piece, second: Piece, pitch: int) -> bool:
+    """Whether two pieces that share slot ids without being live together lie in one window of ``pitch`` bytes.
+
+    Then cells of different slots lie in different windows, and those of one id are never live together.
+    """
+    start = min(first.offset_bytes, second.offset_bytes)
+    end = max(first.offset_bytes + first.page.span_bytes, second.offset_bytes + second.page.span_bytes)
+    return end - start <= pitch and _overlay(layout, layout.buffers[first.buffer], layout.buffers[second.buffer])
+
+
 def _name(layout: Layout, piece: Piece) -> str:
     buffer = layout.buffers[piece.buffer]
     if piece.part < 0:
@@ -192,19 +227,27 @@ def _name(layout: Layout, piece: Piece) -> str:
     return f"layer {part.layer}'s {part.role} (packed)"
 
 
+def _both(layout: Layout, first: Piece, second: Piece) -> str:
+    return f"{_name(layout, first)} and {_name(layout, second)}"
+
+
+def _reached(layout: Layout, access: Access, piece: Piece) -> str:
+    return f"the {access_name(layout, access)} and {_name(layout, piece)}"
+
+
 @contextlib.contextmanager
-def _named(pair: str) -> Iterator[None]:
+def _named(pair: Callable[[], str]) -> Iterator[None]:
     """Say of which ``pair`` it is that the solver gives up."""
     try:
         yield
     except Undecided as error:
-        raise Undecided(f"{pair}: {error}") from None
+        raise Undecided(f"{pair()}: {error}") from None
 
 
 def _pair(inspection: Inspection, first: Piece, second: Piece) -> Iterator[Finding]:
     layout = inspection.layout
     one, other = layout.buffers[first.buffer], layout.buffers[second.buffer]
-    with _named(f"{_name(layout, first)} and {_name(layout, second)}"):
+    with _named(functools.partial(_both, layout, first, second)):
         found = smallest_collision(
             _piece_view(layout, first), _piece_view(layout, second), distinct_slots=_overlay(layout, one, other)
         )
@@ -226,7 +269,7 @@ def _self_overlap(inspection: Inspection, piece: Piece) -> Iterator[Finding]:
     """Yield two elements of one piece that share a byte; a declared overlap is inside a cell, never between slots."""
     layout = inspection.layout
     view = _piece_view(layout, piece)
-    with _named(f"{_name(layout, piece)} and itself"):
+    with _named(lambda: f"{_name(layout, piece)} and itself"):
         if piece.page.self_overlap:
             found = smallest_collision(view, view, distinct_slots=True)
         else:
@@ -261,7 +304,7 @@ def _stray(inspection: Inspection, access: Access, pieces: list[Piece]) -> Itera
         distinct = mine or _overlay(layout, layout.buffers[access.buffer], layout.buffers[piece.buffer])
         if distinct and not every_slot:
             continue
-        with _named(f"the {access_name(layout, access)} and {_name(layout, piece)}"):
+        with _named(functools.partial(_reached, layout, access, piece)):
             found = smallest_collision(view, _piece_view(layout, piece), distinct_slots=distinct)
         if found is not None:
             yield _stray_finding(layout, access, piece, found)

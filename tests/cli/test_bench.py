@@ -128,3 +128,10 @@ def test_a_bad_option_is_one_line(run, options, message) -> None:
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(f"kvsan: {message}")
     assert ran.err.count("\n") == 1
+
+
+def test_without_an_engine_its_bench_ends_in_one_line(run, monkeypatch) -> None:
+    monkeypatch.setenv("KVSAN_VLLM_PYTHON", "/nowhere/python")
+    ran = run("bench", "engines")
+    assert ran.status == 2
+    assert "KVSAN_VLLM_PYTHON names" in ran.err

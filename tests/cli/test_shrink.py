@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from kvsan.ci.cases import Case, FoundRule, load_case, save_case
 from kvsan.ci.faults import fault_named
@@ -16,6 +17,9 @@ from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import INDEX_KEY, SidePlane
 from kvsan.model.spec import AttentionLayer, CacheSpec, ParallelLayout, decode_spec
 from kvsan.sim.allocators.trtllm.limits import LIMITS
+from kvsan.sim.layout import Layout
+from kvsan.sim.limits import KnownLimit
+from kvsan.sim.rejection import Rejected
 from kvsan.sim.verdict import judge
 
 CANARY = fault_named("fault:canary").minimum
@@ -176,3 +180,23 @@ def test_an_own_allocator_is_shrunk_when_it_is_given_too(run, own, tmp_path) -> 
     assert len(spec.layers) == 1
     assert size(spec) <= 3
     assert judge(spec, f"{own}:bare").faults
+
+
+def say_what_breaks(spec: CacheSpec) -> Layout:
+    """Refuse in two ways by one rule: three layers or more for one reason, fewer for another."""
+    reason = "layers in no group" if len(spec.layers) >= 3 else "an empty group"
+    raise Rejected(reason, "report it", rule="unexplained-rejection")
+
+
+@pytest.mark.parametrize(("words", "layers"), [(("no group",), 3), (("empty",), 3), (("",), 1)])
+def test_a_known_fault_does_not_turn_into_another_of_its_rule(run, tmp_path, monkeypatch, words, layers) -> None:
+    """Found by reading: a limit excused by its rule, whatever it says, let one defect of an engine become another.
+
+    The first limit explains the case, and the result stays inside; the second explains what it could turn into, and the
+    result stays outside; the third explains both.
+    """
+    limit = KnownLimit("one", ("own",), ("unexplained-rejection",), lambda spec: True, "", b"", words)
+    monkeypatch.setattr(shrink_run, "resolve", lambda name: say_what_breaks)
+    monkeypatch.setattr(shrink_run, "limits_of", lambda name: (limit,))
+    document = run("shrink", saved(tmp_path, "trtllm-v2", LARGE, "unexplained-rejection"), "--json").document
+    assert len(document["spec"]["layers"]) == layers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from vllm.v1.attention.backends.utils import set_kv_cache_layout
 from vllm.v1.core import kv_cache_utils as planning
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
-from vllm_engine import described
+from vllm_engine import bare_seconds, described, kernel_tokens
 
 UNLIMITED = 1 << 60
 """Bytes of memory where the number of blocks is given."""
@@ -27,18 +29,13 @@ class Planner:
         self.greeting = {"engine": "vLLM", "version": version, "era": era}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan of one stage and where its views lie."""
-        kv_layout, _, packed = request["order"].partition("-")
-        set_kv_cache_layout(kv_layout)
-        plan = self.plan(request, bool(packed))
+        """Return the plan of one stage and where its views lie; for ``bare`` requests the seconds that they take."""
+        if "bare" in request:
+            return {"bare": bare_seconds(self, request["bare"])}
+        if "cache" in request:
+            return dict(self.caches.answer(request))
+        plan, views = self.made(self.prepared(request))
         mine = {entry["name"]: entry for entry in request["stages"][request["stage"]]}
-        runner = Runner(plan, torch.device(request.get("device", "meta")))
-        raw = runner.call("_allocate_kv_cache_tensors", plan)
-        tokens = [block_tokens(group) for group in plan.kv_cache_groups]
-        if self.greeting["era"] == 1:
-            views = runner.call("_reshape_kv_cache_tensors", plan, raw, tokens)
-        else:
-            views = runner.call("_reshape_kv_cache_tensors", raw, tokens)
         group_of = {name: number for number, group in enumerate(plan.kv_cache_groups) for name in group.layer_names}
         order = [name for tensor in plan.kv_cache_tensors for name in tensor.shared_by]  # as the tensors are
         found = [part for name in order for part in parts_of(mine[name], group_of[name], views[name])]
@@ -48,10 +45,31 @@ class Planner:
             **described(found),
         }
 
-    def plan(self, request: dict[str, Any], packed: bool) -> Any:
-        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
-        config = configuration(request["blocks"], packed)
+    @functools.cached_property
+    def caches(self) -> Any:
+        """What drives the cache manager; loaded when it is first asked for."""
+        return importlib.import_module("vllm_cache").Caches(self)
+
+    def prepared(self, request: dict[str, Any]) -> tuple[dict[str, Any], Any, list[dict[str, Any]]]:
+        """Return the request, and what the engine is given for it: configuration, and specs by stage."""
+        packed = request["order"].endswith("-packed")
         stages = [{entry["name"]: spec_of(entry) for entry in stage} for stage in request["stages"]]
+        return request, configuration(request["blocks"], packed), stages
+
+    def made(self, asked: tuple[dict[str, Any], Any, list[dict[str, Any]]]) -> tuple[Any, dict[str, Any]]:
+        """Return the plan of the stage asked for, and its views."""
+        request = asked[0]
+        set_kv_cache_layout(request["order"].partition("-")[0])
+        plan = self.planned(asked)
+        runner = Runner(plan, torch.device(request.get("device", "meta")))
+        raw = runner.call("_allocate_kv_cache_tensors", plan)
+        tokens = kernel_tokens(plan, request)
+        given = (plan, raw, tokens) if self.greeting["era"] == 1 else (raw, tokens)
+        return plan, runner.call("_reshape_kv_cache_tensors", *given)
+
+    def planned(self, asked: tuple[dict[str, Any], Any, list[dict[str, Any]]]) -> Any:
+        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
+        request, config, stages = asked
         if request["bytes"] is not None:
             return planning.get_kv_cache_configs(config, stages, request["bytes"])[request["stage"]]
         merged = {name: spec for stage in stages for name, spec in stage.items()}
@@ -91,11 +109,6 @@ def layer_spec(group: Any, name: str) -> Any:
     """Return the engine's spec of one layer of a group."""
     spec = group.kv_cache_spec
     return spec.kv_cache_specs[name] if isinstance(spec, kinds.UniformTypeKVCacheSpecs) else spec
-
-
-def block_tokens(group: Any) -> int:
-    """Return the tokens of a group's blocks: kernels see blocks of the planner's size."""
-    return int(group.kv_cache_spec.block_size)
 
 
 def parts_of(entry: dict[str, Any], group: int, view: Any) -> list[tuple[str, int, int, tuple[str, ...], Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +24,34 @@ def load() -> Any:
         if release >= first:
             return importlib.import_module(module).Planner(version, era)
     raise SystemExit(f"vllm {version} cannot be driven, needs 0.11 or newer")
+
+
+def bare_seconds(planner: Any, requests: list[dict[str, Any]]) -> float:
+    """Return the seconds that the engine's planner and views alone take for ``requests``: what it is told of the layers
+    is made before, and nothing is told of what it made. What it raises counts as well."""
+    prepared = [planner.prepared(request) for request in requests]
+    total = 0.0
+    for asked in prepared:
+        started = time.perf_counter()
+        with contextlib.suppress(Exception):
+            planner.made(asked)
+        total += time.perf_counter() - started
+    return total
+
+
+def kernel_tokens(plan: Any, request: dict[str, Any]) -> list[int]:
+    """Return the tokens of the blocks that kernels see, by group: those asked for, or the planner's own; states have no
+    smaller ones."""
+    asked = request.get("kernel")
+    return [
+        int(group.kv_cache_spec.block_size) if asked is None or recurrent(group.kv_cache_spec) else asked
+        for group in plan.kv_cache_groups
+    ]
+
+
+def recurrent(spec: Any) -> bool:
+    """Whether a group's spec is one of states, or of several such."""
+    return hasattr(next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values())), "shapes")
 
 
 def described(views: Iterable[tuple[str, int, int, tuple[str, ...], Any]]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
-from vllm_engine import described
+from vllm_engine import bare_seconds, described, kernel_tokens
 
 PAGE_AXES = ("block", "head", "token", "content")
 
@@ -25,10 +27,12 @@ class Planner:
         self.greeting = {"engine": "vLLM", "version": version, "era": era}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan of one stage and where its views lie."""
-        order = KVCacheLayout[request["order"]]
-        plan = self.plan(request, order)
-        views = allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order)
+        """Return the plan of one stage and where its views lie; for ``bare`` requests the seconds that they take."""
+        if "bare" in request:
+            return {"bare": bare_seconds(self, request["bare"])}
+        if "cache" in request:
+            return dict(self.caches.answer(request))
+        plan, views = self.made(self.prepared(request))
         mine = {entry["name"]: entry for entry in request["stages"][request["stage"]]}
         group_of = {name: number for number, group in enumerate(plan.kv_cache_groups) for name in group.layer_names}
         found = []
@@ -45,10 +49,27 @@ class Planner:
             **regions(described(found), plan),
         }
 
-    def plan(self, request: dict[str, Any], order: KVCacheLayout) -> Any:
-        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
-        config = configuration(order)
+    @functools.cached_property
+    def caches(self) -> Any:
+        """What drives the cache manager; loaded when it is first asked for."""
+        return importlib.import_module("vllm_cache").Caches(self)
+
+    def prepared(self, request: dict[str, Any]) -> tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]:
+        """Return the request, and what the engine is given for it: order, configuration, and specs by stage."""
+        order = KVCacheLayout[request["order"]]
         stages = [{entry["name"]: spec_of(entry) for entry in stage} for stage in request["stages"]]
+        return request, order, configuration(order), stages
+
+    def made(self, asked: tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]) -> tuple[Any, Any]:
+        """Return the plan of the stage asked for, and its views."""
+        request, order, _, _ = asked
+        plan = self.planned(asked)
+        sizes = kernel_tokens(plan, request) if "kernel" in request else None
+        return plan, allocate_kv_cache(plan, torch.device(request.get("device", "meta")), order, sizes)
+
+    def planned(self, asked: tuple[dict[str, Any], KVCacheLayout, Any, list[dict[str, Any]]]) -> Any:
+        """Return the plan of the stage asked for: of the given memory, or of exactly so many blocks."""
+        request, order, config, stages = asked
         # as if every backend could read this order alone
         resolve_kv_cache_layout(config, [[order.name]], [spec for stage in stages for spec in stage.values()])
         groups = planning.get_global_kv_cache_groups(config, [dict(stage) for stage in stages])

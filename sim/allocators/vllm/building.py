@@ -76,7 +76,7 @@ def plan(spec: CacheSpec, era: int, unifying: Unifying, block_bytes: Callable[[G
 def refuse_kernel_blocks(groups: Groups, kernel_tokens: int | None) -> None:
     """Refuse kernel blocks that do not divide the planner's, and a split of padded pages or of block scales."""
     for spec in dict.fromkeys(layer.spec for group in groups for layer in group):
-        if kernel_tokens is None or spec.kind != "attention" or spec.block_tokens == kernel_tokens:
+        if kernel_tokens is None or spec.kind == "recurrent" or spec.block_tokens == kernel_tokens:
             continue
         if spec.block_tokens % kernel_tokens or spec.padded_bytes is not None or spec.format.block_scaled:
             raise Rejected(

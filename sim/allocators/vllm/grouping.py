@@ -41,7 +41,13 @@ def group_layers(layers: Sequence[CachedLayer], unifying: Unifying) -> list[list
         return [list(layers)]
     if unifying.keeps_sizes and len({spec.page_bytes for spec in specs}) > 1:
         return pack_layers(layers)
-    unified = _unify(list(specs), unifying)
+    try:
+        unified = _unify(list(specs), unifying)
+    except Rejected:
+        whole = _without_windows(layers) if unifying.pads_pages else None
+        if whole is None:
+            raise
+        return [whole]
     buckets: dict[LayerSpec, list[CachedLayer]] = {}
     for layer in layers:
         spec = unified[layer.spec]
@@ -54,6 +60,16 @@ def group_layers(layers: Sequence[CachedLayer], unifying: Unifying) -> list[list
         count = div_up(len(bucket), size)
         groups += [bucket[number::count] for number in range(count)]
     return groups
+
+
+def _without_windows(layers: Sequence[CachedLayer]) -> list[CachedLayer] | None:
+    """Return the one group that era 3 falls back to where pages cannot be made equal: K/V layers with a window keep all
+    their blocks, as latent layers beside them do. None where that does not make one group of all layers."""
+    latent = any(layer.spec.kind in ("latent", "index") for layer in layers)
+    if not latent or any(layer.spec.kind == "latent" and layer.spec.window is not None for layer in layers):
+        return None
+    whole = [msgspec.structs.replace(layer, spec=msgspec.structs.replace(layer.spec, window=None)) for layer in layers]
+    return whole if uniform([layer.spec for layer in whole]) else None
 
 
 def _unify(specs: list[LayerSpec], unifying: Unifying) -> dict[LayerSpec, LayerSpec]:

@@ -36,7 +36,7 @@ class State(msgspec.Struct, frozen=True):
         return self.format.bytes_of(math.prod(self.shape))
 
 
-class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The page of one layer: equal specs may share a group.
 
     ``kind`` is ``attention`` (K and V), ``latent`` (rows), ``index`` (index keys, called ``role``) or ``recurrent``.

@@ -12,7 +12,17 @@ from typing import Final
 from ....model.arithmetic import exact_div
 from ....model.spec import CacheSpec
 from ...layout import Layout
-from .building import Build, Groups, add_cells, add_life_cycles, add_pool, finished, plan, refuse_kernel_blocks
+from .building import (
+    Build,
+    Deployment,
+    Groups,
+    add_cells,
+    add_life_cycles,
+    add_pool,
+    finished,
+    plan,
+    refuse_kernel_blocks,
+)
 from .cells import Cell, plane_cells, row_cells, split_cells, state_cells
 from .grouping import Unifying
 from .layer_specs import CachedLayer, LayerSpec
@@ -24,6 +34,12 @@ UNIFYING: Final = {1: Unifying(False, False), 2: Unifying(False, False)}
 def lay_out_slot_tensors(spec: CacheSpec, era: int, allocator: str, kernel_tokens: int | None = None) -> Layout:
     """Return the layout of era ``era`` with one tensor per place; raise ``Rejected`` for what it does not support."""
     deployment = plan(spec, era, UNIFYING[era], slot_block_bytes)
+    return _slot_tensors(spec, deployment, era, allocator, kernel_tokens)
+
+
+def _slot_tensors(
+    spec: CacheSpec, deployment: Deployment, era: int, allocator: str, kernel_tokens: int | None = None
+) -> Layout:
     refuse_kernel_blocks(deployment.groups, kernel_tokens)
     groups, blocks = deployment.groups, deployment.blocks
     build = Build()
@@ -47,9 +63,12 @@ def lay_out_slot_tensors(spec: CacheSpec, era: int, allocator: str, kernel_token
 def lay_out_packed(spec: CacheSpec, allocator: str) -> Layout:
     """Return era 2's packed layout: block ``b`` of a place starts at ``offset + b * block_stride`` of one allocation.
 
-    Places are counted for each page size apart, the sizes in the order in which they come up.
+    Places are counted for each page size apart, the sizes in the order in which they come up. One group alone is not
+    packed: its layers keep a tensor each.
     """
     deployment = plan(spec, 2, UNIFYING[2], packed_block_bytes)
+    if len(deployment.groups) <= 1:
+        return _slot_tensors(spec, deployment, 2, allocator)
     groups, blocks = deployment.groups, deployment.blocks
     build = Build()
     add_life_cycles(build, groups)

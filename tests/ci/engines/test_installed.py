@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvsan.ci.campaign import Options, run_campaign
+from kvsan.ci.campaign import Chunk, Options, run_campaign
 from kvsan.ci.cases import load_case
 from kvsan.ci.engines import comparison, installed, vllm
 from kvsan.ci.engines.installed import VLLM, Installed, python_of, refusal_of
@@ -19,8 +19,10 @@ from kvsan.ci.engines.vllm import VllmAllocator
 from kvsan.ci.replay.messages import LayoutJob
 from kvsan.cli.replay_input import Source, prepare
 from kvsan.model.errors import SpecError
+from kvsan.model.formats import ElementFormat
 from kvsan.model.layers import AttentionLayer
 from kvsan.model.spec import CacheSpec, Consumer, encode_spec
+from kvsan.sim.allocators.vllm import allocators as models
 from kvsan.sim.engines.difference import differences
 from kvsan.sim.layout import Layout
 from kvsan.sim.registry import ALLOCATORS, allocate, resolve
@@ -68,6 +70,35 @@ def test_a_replay_asks_the_engine_once_and_sends_its_layout(fake_process: Maker,
     assert isinstance(prepared.item, LayoutJob)
     assert prepared.item.layout.notes[-1] == "planned and viewed by Fake 1.2"
     assert list(differences(prepared.item.layout, allocate(SPEC, "vllm-e3"))) == []
+
+
+KERNEL = """
+def answer(request, greeting):
+    assert request["kernel"] == 16
+    [[entry]] = request["stages"]
+    axes = ["block", "head", "token", "content"]
+    view = {"name": entry["name"], "part": 0, "group": 0, "allocation": 0, "axes": axes, "offset": 0,
+            "shape": [4, 8, 16, 256], "stride": [32768, STRIDE, 1], "item": 2}
+    return {"blocks": 2, "allocations": [262144], "groups": [[entry["name"]]], "views": [view]}
+"""
+
+
+@pytest.mark.parametrize(("kv_layout", "strides"), [("NHD", "256, 2048"), ("HND", "4096, 256")])
+def test_kernel_blocks_are_an_axis_of_a_block(fake_process: Maker, kv_layout: str, strides: str) -> None:
+    spec = msgspec.structs.replace(SPEC, tokens_per_block=32, consumer=Consumer(kv_layout=kv_layout))
+    layout = VllmAllocator("vllm-kernel-blocks", fake_process(KERNEL.replace("STRIDE", strides)))(spec)
+    assert list(differences(layout, models.allocate_e3(spec, kernel_tokens=16))) == []
+    # heads before tokens: kernel blocks lie elsewhere than the planner's would
+    whole = list(differences(layout, models.allocate_e3(spec)))
+    assert bool(whole) == (kv_layout == "HND")
+    assert dict(zip(layout.buffers[0].page.axes, layout.buffers[0].page.shape, strict=True))["page"] == 2
+
+
+@pytest.mark.parametrize("change", [{"tokens_per_block": 24}, {"kv_format": ElementFormat.NVFP4}])
+def test_kernel_blocks_are_asked_for_where_they_divide(fake_process: Maker, change: dict[str, Any]) -> None:
+    with pytest.raises(Rejected, match="kernel blocks of 16 tokens need blocks of a multiple") as caught:
+        VllmAllocator("vllm-kernel-blocks", fake_process(KERNEL))(msgspec.structs.replace(SPEC, **change))
+    assert not caught.value.supported
 
 
 @pytest.mark.parametrize(
@@ -182,6 +213,35 @@ def answer(request, greeting):
 """
 
 
+COUNTED = """
+seen = []
+
+
+def answer(request, greeting):
+    seen.append(1)
+    raise ValueError(f"question {len(seen)}")
+"""
+
+
+def test_a_campaign_asks_each_spec_once_and_judges_all(
+    fake_process: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine works on the next spec while one is judged: none may be lost, or asked twice."""
+    fake_process(COUNTED)
+    fake = Installed("vLLM", "vllm", "KVSAN_VLLM_PYTHON", "fake_engine", ".ci/engine-vllm")
+    monkeypatch.setattr(vllm, "VLLM", fake)
+    monkeypatch.setenv("KVSAN_VLLM_PYTHON", sys.executable)
+    chunk = Chunk(Options(allocator="vllm", seed=3), 0)
+    chunk.run(40)
+    result = chunk.result()
+    asked = installed.warm_process(fake).ask({"the": "last"})["message"]
+    assert (result.examples, result.refused) == (40, 40)
+    assert sum(result.rows.values()) == 40
+    assert int(asked.split()[1]) - 1 <= 40
+    assert int(asked.split()[1]) - 1 >= 30, "some are not asked: their model does not know them"
+    installed.warm_process(fake).close()
+
+
 def test_a_campaign_outlives_its_engine_and_saves_what_ended_it(
     fake_process: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +253,7 @@ def test_a_campaign_outlives_its_engine_and_saves_what_ended_it(
     assert result.examples == 30
     [fault] = [fault for fault in result.faults if fault.rule == "unexplained-rejection"]
     [saved] = (tmp_path / "cases").iterdir()
-    again = judge(load_case(saved).input, "vllm")  # type: ignore[arg-type]
+    again = judge(load_case(saved).input, "vllm")
     assert [found.rule for found in again.faults] == ["unexplained-rejection"]
     assert "Fake 1.2" in again.faults[0].message
     assert fault.case is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvsan.ci.engines.supervisor import EngineEnded, EngineProcess
+from kvsan.ci.engines.supervisor import AHEAD, EngineEnded, EngineProcess
 from kvsan.model.errors import SpecError
 
 ANSWER = """
@@ -44,6 +44,24 @@ def test_one_process_answers_many_questions(process: EngineProcess) -> None:
     assert first["pid"] == second["pid"] == process.greeting["pid"]
     assert (process.version, process.starts) == ("1.2", 1)
     assert second["seconds"] >= 0
+
+
+def test_it_works_on_a_question_that_is_asked_later(process: EngineProcess) -> None:
+    one, two = {"do": "one"}, {"do": "two"}
+    process.begin(one)
+    process.begin(two)  # reads the answer to the first
+    assert [process.ask(question)["asked"] for question in (one, two)] == ["one", "two"]
+    process.begin(one)
+    assert process.ask(two)["asked"] == "two"
+    assert process.ask(one)["asked"] == "one"
+    process.begin({"do": "crash"})
+    process.begin(two)  # in a new process
+    assert process.ask(two)["asked"] == "two"
+    with pytest.raises(EngineEnded, match="SIGSEGV"):
+        process.ask({"do": "crash"})
+    for number in range(30):  # begun and never asked for: not kept forever
+        process.begin({"do": number})
+    assert len(process._kept) <= AHEAD + 1
 
 
 def test_what_the_engine_raises_is_an_answer(process: EngineProcess) -> None:

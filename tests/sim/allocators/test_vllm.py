@@ -21,6 +21,7 @@ from kvsan.sim.allocators.vllm.allocators import allocate_e1, allocate_e2, alloc
 from kvsan.sim.allocators.vllm.limits import key_planes_beside_blocks
 from kvsan.sim.allocators.vllm.overlay import ORDERS
 from kvsan.sim.checking import check
+from kvsan.sim.engines.difference import differences
 from kvsan.sim.layout import Buffer, Layout
 from kvsan.sim.registry import allocate
 from kvsan.sim.rejection import Rejected
@@ -54,6 +55,10 @@ SPARSE = replace(
     layers=(LatentLayer(
         latent_dim=656, side_planes=(SidePlane(role="index_key", dim=132, format=ElementFormat.UINT8),)),) * 8,
 )  # fmt: skip
+
+
+ROW = LatentLayer(latent_dim=192)
+WINDOWED = AttentionLayer(kv_heads=1, head_dim=128, window=64)
 
 
 def groups_of(layout: Layout) -> list[list[int]]:
@@ -215,9 +220,11 @@ def test_sparse_latent_rows_and_index_keys_are_one_group_of_two_tensors() -> Non
 
 
 def test_packed_places_of_era_2() -> None:
-    layout = allocate(replace(DENSE, layers=(FULL,) * 8, quota_bytes=1 << 31), "vllm-e2-packed")
-    assert (layout.pools[0].size_bytes, layout.pools[0].slot_count) == (2147483648, 4096)
-    assert [place(layout, layer, "key")[:2] for layer in range(8)] == [(layer * 65536, 524288) for layer in range(8)]
+    layout = allocate(replace(WINDOWS, slots=None, quota_bytes=1 << 31), "vllm-e2-packed")
+    assert [(pool.size_bytes, pool.slot_count) for pool in layout.pools] == [(2147483648, 4096)]
+    for first in range(6):  # the eight layers of each of six groups
+        places = [place(layout, layer, "key")[:2] for layer in range(first, 48, 6)]
+        assert places == [(number * 65536, 524288) for number in range(8)]
 
 
 # Byte maps against the strides that NumPy gives the same shape.
@@ -471,3 +478,37 @@ def test_the_limit_of_era_1_is_told_exactly() -> None:
         broken, clean = broken + bool(faults), clean + (not faults)
         assert not judge(spec, "vllm-e2").faults
     assert min(broken, clean) >= 30
+
+
+def test_one_group_alone_is_not_packed() -> None:
+    """Found by the comparison with 0.25.1, which packs several groups only: 9,395 of 20,000 specs lay elsewhere."""
+    spec = replace(DENSE, layers=(FULL,) * 3, quota_bytes=None, slots=4)
+    packed, apart = allocate(spec, "vllm-e2-packed"), allocate(spec, "vllm-e2")
+    assert list(differences(packed, apart)) == []
+    assert len(packed.pools) == 3
+    several = allocate(replace(spec, layers=(FULL, with_window(FULL))), "vllm-e2-packed")
+    assert len(several.pools) == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        ((ROW, WINDOWED), [[0, 1]]),
+        ((WINDOWED, ROW, WINDOWED), [[0, 1, 2]]),
+        ((ROW, WINDOWED, msgspec.structs.replace(WINDOWED, window=32)), [[0, 1, 2]]),
+    ],
+)
+def test_windows_beside_rows_that_cannot_be_made_equal_keep_all_blocks(layers, groups) -> None:
+    """Found by the comparison with 0.33.0: pages of 6144 and 8192 B, and neither divides the other."""
+    layout = allocate(replace(DENSE, layers=layers, quota_bytes=None, slots=4), "vllm-e3")
+    assert [sorted(group) for group in groups_of(layout)] == groups
+    assert {cycle.window for cycle in layout.life_cycles} == {None}
+    with pytest.raises(Rejected, match="cannot be made as large"):
+        allocate(replace(DENSE, layers=layers, quota_bytes=None, slots=4), "vllm-e2")
+
+
+def test_windows_of_rows_themselves_are_refused() -> None:
+    windowed = msgspec.structs.replace(ROW, window=64)
+    latent = LatentLayer(latent_dim=256, window=None)
+    with pytest.raises(Rejected, match="cannot be made as large"):
+        allocate(replace(DENSE, layers=(ROW, windowed, latent, WINDOWED), quota_bytes=None, slots=4), "vllm-e3")
