@@ -43,6 +43,7 @@ _TRTLLM = "kvsan.sim.allocators.trtllm.allocators"
 _VLLM = "kvsan.sim.allocators.vllm.allocators"
 _SGLANG = "kvsan.sim.allocators.sglang.allocators"
 _INSTALLED_VLLM = "kvsan.ci.engines.vllm"
+_INSTALLED_SGLANG = "kvsan.ci.engines.sglang"
 
 ALLOCATORS: Final = (
     AllocatorEntry(
@@ -146,6 +147,18 @@ ALLOCATORS: Final = (
         "the installed vLLM's own planner and views, blocks seen by kernels as blocks of 16 tokens",
         "installed",
         f"{_INSTALLED_VLLM}:allocate_kernel_blocks",
+    ),
+    AllocatorEntry(
+        "sglang-engine",
+        "the installed SGLang's own pools, states layer by layer",
+        "installed",
+        f"{_INSTALLED_SGLANG}:allocate_sglang",
+    ),
+    AllocatorEntry(
+        "sglang-engine-envelope",
+        "the installed SGLang's own pools, states of a request in one entry",
+        "installed",
+        f"{_INSTALLED_SGLANG}:allocate_envelope",
     ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )

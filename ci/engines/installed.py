@@ -1,6 +1,7 @@
 """An installed engine: which interpreter has it, its one warm process, and what its errors mean.
 
-``KVSAN_VLLM_PYTHON`` names the interpreter of the engine's environment; without it, the one that runs kvsan is asked,
+``KVSAN_VLLM_PYTHON`` names the interpreter of vLLM's environment, ``KVSAN_SGLANG_PYTHON`` that of SGLang's; without it,
+the one that runs kvsan is asked,
 if it has the engine. Nothing of the engine is ever imported here.
 """
 
@@ -36,6 +37,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 VLLM = Installed("vLLM", "vllm", "KVSAN_VLLM_PYTHON", "vllm_engine", ".ci/engine-vllm")
+SGLANG = Installed("SGLang", "sglang", "KVSAN_SGLANG_PYTHON", "sglang_engine", ".ci/engine-sglang")
 
 
 def python_of(engine: Installed) -> str:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from described import described
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
@@ -16,7 +17,7 @@ from vllm.v1.attention.backends.utils import set_kv_cache_layout
 from vllm.v1.core import kv_cache_utils as planning
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.utils import AttentionGroup
-from vllm_engine import bare_seconds, described, kernel_tokens
+from vllm_engine import bare_seconds, kernel_tokens
 
 UNLIMITED = 1 << 60
 """Bytes of memory where the number of blocks is given."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Iterable
 from typing import Any
 
 ERAS = (((0, 30), 3, "vllm_late"), ((0, 23), 2, "vllm_early"), ((0, 11), 1, "vllm_early"))
@@ -52,29 +51,3 @@ def kernel_tokens(plan: Any, request: dict[str, Any]) -> list[int]:
 def recurrent(spec: Any) -> bool:
     """Whether a group's spec is one of states, or of several such."""
     return hasattr(next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values())), "shapes")
-
-
-def described(views: Iterable[tuple[str, int, int, tuple[str, ...], Any]]) -> dict[str, Any]:
-    """Return where views lie, given as (layer, part, group, axes, tensor), and the bytes of each storage."""
-    storages: dict[int, int] = {}
-    sizes: list[int] = []
-    found = []
-    for name, part, group, axes, view in views:
-        storage = view.untyped_storage()
-        place = storages.setdefault(storage._cdata, len(storages))
-        if place == len(sizes):
-            sizes.append(storage.nbytes())
-        found.append(
-            {
-                "name": name,
-                "part": part,
-                "group": group,
-                "allocation": place,
-                "axes": list(axes),
-                "offset": view.storage_offset() * view.element_size(),
-                "shape": list(view.shape),
-                "stride": list(view.stride()),
-                "item": view.element_size(),
-            }
-        )
-    return {"allocations": sizes, "views": found}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from described import described
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
@@ -15,7 +16,7 @@ from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
-from vllm_engine import bare_seconds, described, kernel_tokens
+from vllm_engine import bare_seconds, kernel_tokens
 
 PAGE_AXES = ("block", "head", "token", "content")
 

@@ -57,7 +57,7 @@ def lay_out_pools(spec: CacheSpec, allocator: str, *, envelope: bool) -> Layout:
     refuse_unsupported(reasons(spec))
     build = _Build()
     managers = manager_layers(spec)
-    pages = _pages(managers, spec)
+    pages = page_count(managers, spec)
     for manager in managers:
         _add_pages(build, manager, spec, pages)
         _add_states(build, manager, spec, envelope)
@@ -74,7 +74,7 @@ def lay_out_pools(spec: CacheSpec, allocator: str, *, envelope: bool) -> Layout:
     )
 
 
-def _pages(managers: tuple[ManagerLayers, ...], spec: CacheSpec) -> int:
+def page_count(managers: tuple[ManagerLayers, ...], spec: CacheSpec) -> int:
     """Return the pages of each pool, the sink included."""
     if spec.quota_bytes is None:
         return (spec.slots or 0) + 1
