@@ -58,7 +58,7 @@ class SGLangAllocator(EngineAllocator):
 
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its pools."""
-        answer = ask(self.process, self.request(spec), expected)
+        answer = ask(self.process, self.request(spec), expected, SGLANG.explains)
         engine = self.engine()
         answer = {"blocks": 0, "groups": _groups(answer), **answer}
         return layout_of(spec, read_answer(answer, engine), self.name, engine)

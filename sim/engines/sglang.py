@@ -116,7 +116,7 @@ def _pools_of(
     elif isinstance(first, AttentionLayer):
         swa = windowed[0][1] if windowed else first
         block_scaled = spec.kv_format.block_scaled
-        attention = {"fp4": block_scaled, "hnd": spec.consumer.kv_layout == "HND" and not block_scaled}
+        attention: dict[str, Any] = {"fp4": block_scaled, "hnd": spec.consumer.kv_layout == "HND" and not block_scaled}
         for prefix, part in (("", first), ("swa_", swa)):
             if isinstance(part, AttentionLayer):
                 heads = div_up(part.kv_heads, spec.parallel.attention_tp)
@@ -127,7 +127,7 @@ def _pools_of(
                 }
         kind = {"kind": "windowed", "windows": [index for index, _ in windowed]} if windowed else {"kind": "attention"}
         pools.append(shared | attention | kind)
-    states = [(layer.index, part) for layer in manager.layers if (part := recurrent_part(layer.layer)) is not None]
+    states = [(layer.index, held) for layer in manager.layers if (held := recurrent_part(layer.layer)) is not None]
     if states:
         (_, conv), (_, temporal) = states_of(states[0][1], spec)
         pools.append({

@@ -49,8 +49,8 @@ def load() -> Any:
             return lambda function: function
         return register(op, *arguments, **options)
 
-    torch.library.register_fake = register_fake  # type: ignore[assignment]
-    torch.meta = types.ModuleType("torch.meta")  # type: ignore[attr-defined]
+    torch.library.register_fake = register_fake
+    torch.meta = types.ModuleType("torch.meta")
     from importlib.metadata import version
 
     return Pools(version("sglang"))
@@ -74,7 +74,8 @@ class Pools:
             return self.allocated(request["allocate"])
         if "unified" in request:
             return self.unified(request["unified"])
-        return described(self.views(self.made(request)))
+        found: dict[str, Any] = described(self.views(self.made(request)))
+        return found
 
     def made(self, request: dict[str, Any]) -> list[tuple[dict[str, Any], Any]]:
         """Return the engine's pools in the order of ``request``, each with what it was asked for."""
@@ -142,7 +143,10 @@ class Pools:
         }  # fmt: skip
         if not asked["index"]:
             return self.pools.MLATokenToKVPool(**sizes)
-        return self.pools.DSATokenToKVPool(**sizes, index_head_dim=128, kv_cache_dim=asked["rank"] + asked["rope"])
+        whole = {"index_buf_size": asked["size"]}  # otherwise it asks how a context is cut over ranks
+        return self.pools.DSATokenToKVPool(
+            **sizes, **whole, index_head_dim=128, kv_cache_dim=asked["rank"] + asked["rope"]
+        )
 
     def _states(self, asked: dict[str, Any]) -> Any:
         """Build the pool of recurrent states."""
@@ -232,7 +236,18 @@ class Pools:
         pool = unified.UnifiedKVPool(
             total_bytes=asked["bytes"], sub_pool_specs=[full, states], device="meta", enable_memory_saver=False
         )
+        keys, values = pool.mha_views_for("full")
+        conv, temporal = pool.mamba_views_for("mamba")
+        views: list[tuple[str, int, int, tuple[str, ...], Any]] = []
+        for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
+            views += [(f"{layer}", part, 0, ("row", "head", "dim"), one) for part, one in ((0, key), (1, value))]
+        for layer in range(asked["state_layers"]):
+            views.append((f"{asked['layers'] + layer}", 0, 1, ("block", "channel", "tap"), conv[0][layer]))
+            views.append((f"{asked['layers'] + layer}", 1, 1, ("block", "head", "dim", "state"), temporal[layer]))
+        names = ("full", "mamba")
         return {
             "entries": [full.entry_bytes(), states.entry_bytes()],
-            "attributes": sorted(name for name in vars(pool) if not name.startswith("__")),
+            "slots": [pool.max_slots(name) for name in names],
+            "first": [pool.min_slot_index(name) for name in names],
+            **described(views),
         }

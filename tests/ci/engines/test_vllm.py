@@ -239,6 +239,7 @@ def test_every_engine_case_is_in_the_ledger() -> None:
 
 
 NAMES = (
+    "nvfp4-values-as-wide-as-keys.json",
     "a-pipeline-stage-without-a-cached-layer.json",
     "parts-of-a-block-off-their-element.json",
     "a-group-without-a-layer-on-a-pipeline-stage.json",
