@@ -15,15 +15,9 @@ from ..allocators.vllm.layer_specs import cached_layers
 from ..allocators.vllm.limits import key_planes_beside_blocks
 from ..allocators.vllm.slot_tensors import UNIFYING, packed_block_bytes, slot_block_bytes
 from ..allocators.vllm.support import reasons
-from ..limits import KnownLimit
 from ..rejection import Rejected
-
-
-class Entry(KnownLimit, frozen=True, kw_only=True):
-    """One defect; ``releases`` are those that the example was run against."""
-
-    releases: tuple[str, ...] = ("0.33.0",)
-
+from .entry import Entry
+from .sglang_limits import SGLANG_LIMITS
 
 KERNEL_TOKENS = 16
 """Tokens of the kernel blocks that ``vllm-kernel-blocks`` asks for."""
@@ -323,4 +317,5 @@ LIMITS: tuple[Entry, ...] = (
         ),
         releases=("0.19.1",),
     ),
+    *SGLANG_LIMITS,
 )

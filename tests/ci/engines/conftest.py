@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsan.ci.engines.installed import SERVING, VLLM, Installed, process_for
+from kvsan.ci.engines.installed import SERVING, SGLANG, VLLM, Installed, process_for
 from kvsan.ci.engines.supervisor import EngineProcess
 
 FAKE = """
@@ -41,6 +41,11 @@ def named_engine(engine: Installed) -> Iterator[EngineProcess]:
 @pytest.fixture(scope="session")
 def vllm_process() -> Iterator[EngineProcess]:
     yield from named_engine(VLLM)
+
+
+@pytest.fixture(scope="session")
+def sglang_process() -> Iterator[EngineProcess]:
+    yield from named_engine(SGLANG)
 
 
 @pytest.fixture

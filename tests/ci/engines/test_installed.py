@@ -171,7 +171,7 @@ def test_what_the_model_refuses_too_is_no_fault_if_the_engine_says_why() -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_an_engine_one_line_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    variable = "KVSAN_VLLM_PYTHON"
+    variable = "KVSAN_SGLANG_PYTHON" if name.startswith("sglang") else "KVSAN_VLLM_PYTHON"
     monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SpecError, match=rf"engine: \w+ is not installed beside kvsan: \.ci/engine-.*{variable}"):
