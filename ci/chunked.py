@@ -6,6 +6,7 @@ import concurrent.futures
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,21 +37,28 @@ def chunk_tasks(options: Options, started: float, size: int) -> Iterator[tuple[i
 def chunks_in_order(
     run: Callable[[int, int], Chunk], tasks: Iterator[tuple[int, int]], workers: int
 ) -> Iterator[Chunk]:
-    """Yield ``run(chunk, examples)`` for all tasks in order, run here or, pickled, by worker processes."""
+    """Yield ``run(chunk, examples)`` for all tasks in order, run here or, pickled, by worker processes.
+
+    Raises ``SpecError`` where a worker process dies: what it was at work on cannot be told from what others were.
+    """
     if workers == 1:
         for chunk, examples in tasks:
             yield run(chunk, examples)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        waiting: list[concurrent.futures.Future[Chunk]] = []
+        waiting: list[tuple[int, concurrent.futures.Future[Chunk]]] = []
         try:
             while True:
                 while len(waiting) <= workers and (task := next(tasks, None)) is not None:
-                    waiting.append(pool.submit(run, *task))
+                    waiting.append((task[0], pool.submit(run, *task)))
                 if not waiting:
                     return
-                yield waiting.pop(0).result()
+                yield waiting.pop(0)[1].result()
+        except BrokenProcessPool:
+            at_work = f"chunks {waiting[0][0]} to {waiting[-1][0]}" if waiting else "the next chunk"
+            found = f"a worker process died at work on {at_work}, killed or out of memory"
+            raise SpecError("workers", f"{found}: cases found before are saved; run again with --workers 1") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

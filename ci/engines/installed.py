@@ -27,17 +27,26 @@ SERVING = Path(__file__).with_name("children") / "serving.py"
 
 class Installed(msgspec.Struct, frozen=True):
     """How an engine is found and started: ``package`` is what it is imported as, ``module`` what drives it in its
-    process, ``recipe`` the script of this repository that installs it."""
+    process, ``recipe`` the script of this repository that installs it, ``explains`` the errors that refuse a spec where
+    they have a message."""
 
     name: str
     package: str
     variable: str
     module: str
     recipe: str
+    explains: tuple[str, ...] = ("ValueError", "NotImplementedError")
 
 
 VLLM = Installed("vLLM", "vllm", "KVSAN_VLLM_PYTHON", "vllm_engine", ".ci/engine-vllm")
-SGLANG = Installed("SGLang", "sglang", "KVSAN_SGLANG_PYTHON", "sglang_engine", ".ci/engine-sglang")
+SGLANG = Installed(
+    "SGLang",
+    "sglang",
+    "KVSAN_SGLANG_PYTHON",
+    "sglang_engine",
+    ".ci/engine-sglang",
+    explains=(*VLLM.explains, "AssertionError"),  # its pools refuse by assertions, in words
+)
 
 
 def python_of(engine: Installed) -> str:
@@ -87,10 +96,16 @@ def named(process: EngineProcess) -> str:
     return f"{process.greeting.get('engine', 'the engine')} {process.version}"
 
 
-def ask(process: EngineProcess, request: dict[str, Any], expected: Rejected | None = None) -> dict[str, Any]:
+def ask(
+    process: EngineProcess,
+    request: dict[str, Any],
+    expected: Rejected | None = None,
+    explains: tuple[str, ...] = VLLM.explains,
+) -> dict[str, Any]:
     """Return the engine's answer; raise ``Rejected`` for its refusal, its error, or the end of its process.
 
     ``expected`` is the refusal of its model, if any: what both refuse is no fault, unless the engine explains nothing.
+    ``explains`` are its errors that refuse in words.
     """
     engine = named(process)
     try:
@@ -100,16 +115,21 @@ def ask(process: EngineProcess, request: dict[str, Any], expected: Rejected | No
             f"{engine}: {end}", "report the saved case to the engine", rule="unexplained-rejection"
         ) from None
     if "error" in answer:
-        raise refusal_of(answer, engine, expected)
+        raise refusal_of(answer, engine, expected, explains)
     return answer
 
 
-def refusal_of(answer: dict[str, object], engine: str, expected: Rejected | None = None) -> Rejected:
+def refusal_of(
+    answer: dict[str, object],
+    engine: str,
+    expected: Rejected | None = None,
+    explains: tuple[str, ...] = VLLM.explains,
+) -> Rejected:
     """Return what the engine raised as a refusal: no memory is no fault, an error without words explains nothing."""
     kind, message = str(answer["error"]), str(answer.get("message", ""))
     if kind == "ValueError" and "memory" in message:
         return Rejected(f"{engine}: {message}", "give a larger quota", supported=False)
-    explained = kind in ("ValueError", "NotImplementedError") and bool(message)
+    explained = kind in explains and bool(message)
     return Rejected(
         f"{engine} raised {kind}" + (f": {message}" if message else " and no message"),
         "report the saved case to the engine" if expected is None else expected.remedy,

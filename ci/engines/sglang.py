@@ -55,7 +55,7 @@ class SglangAllocator(EngineAllocator):
 
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its pools."""
-        answer = ask(self.process, self.request(spec), expected)
+        answer = ask(self.process, self.request(spec), expected, SGLANG.explains)
         engine = self.engine()
         return layout_of(spec, read_answer(answer, engine), self.name, engine)
 

@@ -133,6 +133,11 @@ class VllmAllocator(EngineAllocator):
         request = request_of(spec, self.order(spec))
         return {**request, "kernel": KERNEL_TOKENS} if self.name == "vllm-kernel-blocks" else request
 
+    @property
+    def reuses(self) -> bool:
+        """Whether traces run with prefix caching: one allocator runs without, so that both are tried."""
+        return self.name != "vllm-block-outermost"
+
     def running_cache(self, spec: CacheSpec) -> EngineCache:
         """Return the engine's cache manager, opened for ``spec``; raise ``Rejected`` where it is not.
 
@@ -141,8 +146,7 @@ class VllmAllocator(EngineAllocator):
         """
         refuse_unsupported(reasons(spec, self.era))
         states = any(recurrent_part(layer) is not None for layer in spec.layers + spec.draft.layers)
-        caching = not states and self.name != "vllm-block-outermost"
-        return EngineCache(self.process, {**self.request(spec), "caching": caching})
+        return EngineCache(self.process, {**self.request(spec), "caching": self.reuses and not states})
 
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its plan and views."""

@@ -14,7 +14,7 @@ import msgspec
 from ...sim.cache.managers import kinds_of
 from ...sim.cache.run import TraceVerdict
 from ...sim.cache.trace import Trace
-from ...sim.registry import is_installed
+from ...sim.registry import is_installed, resolve
 from ..ledger import SavedCases
 
 SITUATIONS: Final = (
@@ -52,6 +52,7 @@ _OF_ENGINES: Final = (
     "preempted for room",
 )
 """What the manager of an installed engine can meet."""
+_OF_REUSE: Final = ("full-block hit", "eviction")
 _OF_V2: Final = ("window passed behind sinks", "suspended page to the host", "resume in other slots")
 
 
@@ -120,7 +121,8 @@ def coverage_of_traces(counts: TraceCounts, allocator: str, cases: SavedCases) -
     wanted = [name for name in SITUATIONS if suspends or name not in _OF_V2]
     wanted = [name for name in wanted if name != "preempted for room"]
     if is_installed(allocator):
-        wanted = list(_OF_ENGINES)
+        reuses = getattr(resolve(allocator), "reuses", True)
+        wanted = [name for name in _OF_ENGINES if reuses or name not in _OF_REUSE]
     return TraceCoverage(
         done={kind: counts.done[kind] for kind in kinds},
         refused={kind: counts.refused[kind] for kind in kinds},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...model.arithmetic import round_up
 from ...model.layers import AttentionLayer, paged_part, recurrent_part
 from ...model.rank import manager_layers
 from ...model.spec import CacheSpec
@@ -11,7 +10,6 @@ from .entry import Entry
 
 _ALL = ("sglang-engine", "sglang-engine-envelope", "sglang-engine-speculative", "sglang-engine-unified")
 _POOLS = _ALL[:3]
-_ENTRIES = ("sglang-engine-envelope", "sglang-engine-unified")
 _RELEASES = ("0.5.23",)
 
 
@@ -39,19 +37,15 @@ def value_dim_in_four_bits(spec: CacheSpec) -> bool:
     return spec.kv_format.block_scaled and any(part.head_dim != part.value_dim for part in layers)
 
 
-def entry_off_its_element(spec: CacheSpec) -> bool:
-    """Whether the states of all layers of a rank, one after the other, start or end off their elements; the engine asks
-    it of the temporal state's elements where there is none, too."""
+def empty_state_off_its_element(spec: CacheSpec) -> bool:
+    """Whether layers have no temporal state, and their convolutions are no whole elements of its format."""
     for manager in manager_layers(spec):
         states = [part for layer in manager.layers if (part := recurrent_part(layer.layer)) is not None]
-        if not states:
-            continue
-        pages = [page for _, page in states_of(states[0], spec)]
-        items = [page.format.container_bytes for page in pages]
-        items.append((states[0].ssm_format or spec.state_format).container_bytes)
-        sizes = [len(states) * page.span_bytes for page in pages]
-        if any(end != round_up(end, item) for end in (sizes[0], sum(sizes)) for item in items):
-            return True
+        if states and not states[0].state_dim:
+            [(_, page)] = states_of(states[0], spec)
+            item = (states[0].ssm_format or spec.state_format).container_bytes
+            if len(states) * page.span_bytes % item:
+                return True
     return False
 
 
@@ -85,28 +79,27 @@ SGLANG_LIMITS: tuple[Entry, ...] = (
         releases=_RELEASES,
     ),
     Entry(
-        name="V of another dim in four bits",
+        name="nvfp4 values as wide as keys",
         allocators=_POOLS,
         rules=("unexplained-rejection",),
         matches=value_dim_in_four_bits,
-        anchor="docs/findings.md#v-of-another-dim-in-four-bits",
+        anchor="docs/findings.md#nvfp4-values-as-wide-as-keys",
         example=(
-            b'{"kvsan":"spec","tokens_per_block":1,"slots":1,"kv_format":"nvfp4","layers":['
-            b'{"kind":"attention","kv_heads":1,"head_dim":32,"value_dim":16}]}'
+            b'{"kvsan":"spec","kv_format":"nvfp4","tokens_per_block":1,"slots":1,"layers":['
+            b'{"kind":"attention","kv_heads":1,"head_dim":16,"value_dim":32}]}'
         ),
         words=("made value of", "made value_block_scale of"),
         releases=_RELEASES,
     ),
     Entry(
-        name="an entry of states off its element",
-        allocators=_ENTRIES,
-        rules=("unexplained-rejection",),
-        matches=entry_off_its_element,
-        anchor="docs/findings.md#an-entry-of-states-off-its-element",
+        name="an empty state off its element",
+        allocators=("sglang-engine-envelope",),
+        rules=("rejected",),
+        matches=empty_state_off_its_element,
+        anchor="docs/findings.md#an-empty-state-off-its-element",
         example=(
-            b'{"kvsan":"spec","tokens_per_block":1,"slots":1,"layers":['
-            b'{"kind":"attention","kv_heads":1,"head_dim":16},{"kind":"recurrent","algorithm":"mamba1","heads":1,'
-            b'"state_dim":1,"conv_kernel":2,"ssm_format":"fp32"}]}'
+            b'{"kvsan":"spec","tokens_per_block":1,"slots":1,"layers":[{"kind":"recurrent","algorithm":"short_conv",'
+            b'"heads":1,"conv_kernel":2,"ssm_format":"fp32"}]}'
         ),
         words=("misaligned mamba spec",),
         releases=_RELEASES,

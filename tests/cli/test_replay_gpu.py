@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from kvsan.ci.replay import supervisor
+from kvsan.kernels.device import require_interpreter
+from kvsan.model.errors import SpecError
 from kvsan.model.layers import AttentionLayer
 from kvsan.model.spec import CacheSpec, encode_spec
 from kvsan.sim.arena import Arena
@@ -36,6 +39,10 @@ def test_an_illegal_address_is_put_down_to_its_case(run, tmp_path, monkeypatch) 
 
 
 def test_the_same_verdicts_and_digests_on_both_devices(run) -> None:
+    try:
+        require_interpreter(version("triton"), version("numpy"))
+    except SpecError as error:
+        pytest.skip(str(error))
     cases = ROOT / "examples" / "cases"
     on_host, on_gpu = (run("replay", cases, "--device", device, "--json") for device in ("cpu", "cuda"))
     assert on_host.status == on_gpu.status == 1

@@ -215,6 +215,18 @@ def test_a_replay_carries_out_the_engines_own_strides(engine: Engine, tmp_path: 
     assert prepared.item.layout.notes[0] == "pools made by SGLang 0.5.23"
 
 
+@pytest.mark.parametrize(
+    ("error", "words", "rule"),
+    [("AssertionError", "odd entry", "rejected"), ("AssertionError", "", "unexplained-rejection")],
+)
+def test_an_assertion_in_words_is_a_refusal(
+    fake_process: Callable[..., EngineProcess], error: str, words: str, rule: str
+) -> None:
+    process = fake_process(f"def answer(request, greeting):\n    raise {error}({words!r})\n")
+    [fault] = judge(replace(MHA, slots=2), SglangAllocator("sglang-engine", process)).faults
+    assert fault.rule == rule
+
+
 BAD = """
 def answer(request, greeting):
     pages = request["pages"]

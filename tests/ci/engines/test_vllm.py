@@ -239,6 +239,10 @@ def test_every_engine_case_is_in_the_ledger() -> None:
 
 
 NAMES = (
+    "nvfp4-values-as-wide-as-keys.json",
+    "a-kda-state-without-its-key-dim.json",
+    "v-of-another-dim-in-a-hybrid-model.json",
+    "an-empty-state-off-its-element.json",
     "a-pipeline-stage-without-a-cached-layer.json",
     "parts-of-a-block-off-their-element.json",
     "a-group-without-a-layer-on-a-pipeline-stage.json",
@@ -260,9 +264,7 @@ NAMES = (
 def test_the_bench_measures_what_the_engine_is_asked(vllm: Engine) -> None:
     allocator = vllm("vllm")
     found = measure(allocator, rounds=2)
-    assert found.engine == allocator.engine(
-        "a-kda-state-without-its-key-dim.json",
-        "v-of-another-dim-in-a-hybrid-model.json",
-        "v-of-another-dim-in-four-bits.json",
-        "an-entry-of-states-off-its-element.json",
-    )
+    assert found.engine == allocator.engine()
+    assert 400 <= found.specs <= 500
+    assert found.bare_per_second > found.checked_per_second > 0
+    assert 0 < found.ratio < 1
