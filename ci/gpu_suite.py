@@ -2,9 +2,10 @@
 
     python -m kvsan.ci.gpu_suite --out report.md
 
-runs ``pytest -m gpu`` and ``kvsan bench replay``, each in a process of its own, and writes the GPU's name, the driver,
-the versions and the numbers. The exit status is 0 when the tests pass and the bench runs, 1 otherwise, 2 where there is
-no GPU, no checkout or no place for the report. kvsan need not be installed, only found (PYTHONPATH).
+runs ``pytest -m gpu``, ``kvsan bench replay`` and ``kvsan bench transfer``, each in a process of its own, and writes
+the GPU's name, the driver, the versions and the numbers. The exit status is 0 when the tests pass and the benches run,
+1 otherwise, 2 where there is no GPU, no checkout or no place for the report. kvsan need not be installed, only found
+(PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="where the report is written")
     parser.add_argument("--memory", default="64GiB", help="the pool that the passes of the bench go over")
     parser.add_argument("--layouts", default="6000", help="small layouts that the bench replays")
+    parser.add_argument("--transfer-memory", default="24GiB", help="memory that the transfers of the bench take")
     given = parser.parse_args(arguments)
     gpu = run(QUERY)
     if gpu.status != 0:
@@ -68,13 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tests = counts(results)
     bench = ("bench", "replay", "--device", "cuda", "--memory", given.memory, "--layouts", given.layouts, "--json")
     benched = run((sys.executable, "-m", "kvsan", *bench))
-    text = report(gpu.out, json.loads(last_line(versions.out)), tested, tests, benched)
+    transfer = ("bench", "transfer", "--device", "cuda", "--memory", given.transfer_memory, "--json")
+    moved = run((sys.executable, "-m", "kvsan", *transfer))
+    text = report(gpu.out, json.loads(last_line(versions.out)), tested, tests, benched, moved)
     try:
         given.out.write_text(text, encoding="utf-8")
     except OSError as error:
         sys.stdout.write(text)
         return _complain(f"{given.out}: {error.strerror or error}")
-    return 0 if tested.status == 0 and tests.passed and benched.status == 0 else 1
+    return 0 if tested.status == 0 and tests.passed and benched.status == moved.status == 0 else 1
 
 
 def run(command: Sequence[str]) -> Ran:
@@ -99,7 +103,7 @@ def counts(results: Path) -> Counts:
     return Counts(total - failures - errors - skipped, failures + errors, skipped)
 
 
-def report(gpus: str, versions: dict[str, str], tested: Ran, tests: Counts, benched: Ran) -> str:
+def report(gpus: str, versions: dict[str, str], tested: Ran, tests: Counts, benched: Ran, moved: Ran) -> str:
     """Return the report as Markdown. ``gpus`` is a line ``name, driver, memory`` for each GPU."""
     lines = ["# GPU suite", "", "| GPU | driver | memory |", "|---|---|---|"]
     lines += ["| " + " | ".join(part.strip() for part in line.split(",")) + " |" for line in gpus.splitlines()]
@@ -110,10 +114,26 @@ def report(gpus: str, versions: dict[str, str], tested: Ran, tests: Counts, benc
     )
     if tested.status != 0:
         lines += _quoted(tested)
-    lines += ["", "## `kvsan bench replay`", ""]
-    if benched.status != 0:
-        return "\n".join([*lines, f"failed with status {benched.status}", *_quoted(benched), ""])
-    return "\n".join([*lines, *_bench_lines(json.loads(benched.out)), ""])
+    for name, ran, tables in (("replay", benched, _bench_lines), ("transfer", moved, _transfer_lines)):
+        lines += ["", f"## `kvsan bench {name}`", ""]
+        if ran.status == 0:
+            lines += tables(json.loads(ran.out))
+        else:
+            lines += [f"failed with status {ran.status}", *_quoted(ran)]
+    return "\n".join([*lines, ""])
+
+
+def _transfer_lines(found: dict[str, Any]) -> list[str]:
+    """Return the table of the bench of transfers."""
+    return [
+        "| pair | copies | blocks | bytes | ms | plain copy, ms | ratio |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *[
+            f"| {each['source']} to {each['destination']} | {each['copies']:,} | {each['blocks']:,} "
+            f"| {each['bytes']:,} | {each['ms']:.2f} | {each['plain_ms']:.2f} | {each['of_plain_copy']:.2f} |"
+            for each in found["pairs"]
+        ],
+    ]
 
 
 def _bench_lines(found: dict[str, Any]) -> list[str]:

@@ -29,6 +29,14 @@ BENCH = {
         "speedup": 12.36,
     },
 }
+MOVED = {
+    "pairs": [
+        {
+            "source": "tp1", "destination": "tep4", "copies": 676, "blocks": 54, "bytes": 4236198912, "ms": 2.14,
+            "plain_ms": 1.99, "of_plain_copy": 0.93,
+        }
+    ]
+}  # fmt: skip
 JUNIT = '<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>'
 
 
@@ -41,7 +49,8 @@ class Commands:
             "nvidia-smi": Ran(0, "NVIDIA H200, 570.1, 143771 MiB\n", "", 0.1),
             "-c": Ran(0, 'noise\n{"torch": "2.9", "cupy": "14.0"}\n', "", 1.0),
             "pytest": good,
-            "bench": Ran(0, json.dumps(BENCH), "", 100.0),
+            "replay": Ran(0, json.dumps(BENCH), "", 100.0),
+            "transfer": Ran(0, json.dumps(MOVED), "", 10.0),
             **{name.replace("nvidia", "nvidia-smi"): ran for name, ran in answers.items()},
         }
         self.junit = '<testsuites><testsuite tests="12" failures="0" errors="0" skipped="0"/></testsuites>'
@@ -60,7 +69,7 @@ def test_the_report_has_the_machine_the_versions_and_the_numbers(tmp_path, monke
     commands = Commands()
     monkeypatch.setattr(gpu_suite, "run", commands)
     assert main(["--out", str(tmp_path / "report.md")]) == 0
-    assert commands.asked == ["nvidia-smi", "-c", "pytest", "bench"]
+    assert commands.asked == ["nvidia-smi", "-c", "pytest", "replay", "transfer"]
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     for words in (
         "| NVIDIA H200 | 570.1 | 143771 MiB |",
@@ -70,6 +79,7 @@ def test_the_report_has_the_machine_the_versions_and_the_numbers(tmp_path, monke
         "4,000 GB/s",
         "1,234 per second",
         "12.4 times as many",
+        "| tp1 to tep4 | 676 | 54 | 4,236,198,912 | 2.14 | 1.99 | 0.93 |",
     ):
         assert words in text
 
@@ -78,7 +88,8 @@ def test_the_report_has_the_machine_the_versions_and_the_numbers(tmp_path, monke
     ("commands", "words"),
     [
         (Commands(pytest=Ran(1, "FAILED test_x", "", 2.0)), "FAILED test_x"),
-        (Commands(bench=Ran(2, "", "kvsan: no memory", 2.0)), "kvsan: no memory"),
+        (Commands(replay=Ran(2, "", "kvsan: no memory", 2.0)), "kvsan: no memory"),
+        (Commands(transfer=Ran(2, "", "kvsan: no room", 2.0)), "kvsan: no room"),
     ],
 )
 def test_what_fails_is_in_the_report_and_the_status(tmp_path, monkeypatch, commands, words) -> None:
@@ -125,5 +136,5 @@ def test_counts_of_a_test_run(tmp_path) -> None:
 
 
 def test_a_report_on_several_gpus() -> None:
-    text = report("A, 1, 2\nB, 1, 2", {}, Ran(0, "", "", 0), Counts(1, 0, 0), Ran(1, "", "", 0))
+    text = report("A, 1, 2\nB, 1, 2", {}, Ran(0, "", "", 0), Counts(1, 0, 0), Ran(1, "", "", 0), Ran(1, "", "", 0))
     assert "| A | 1 | 2 |\n| B | 1 | 2 |" in text
