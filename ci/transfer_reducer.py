@@ -1,14 +1,21 @@
-"""``reduce_pair``: a failing pair made small, with the reducer of specs on one side after the other."""
+"""``reduce_pair``: a failing pair made small, with the reducer of specs on one side after the other.
+
+No move of one side turns the pair around, or splits stages on the one instead of the other: so every two of a few
+layouts are tried as well, and the two sides in each other's place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from ..model.errors import SpecError
+from ..model.parallel import ParallelLayout
 from ..model.spec import CacheSpec
 from ..sim.transfer.pair import Pair
 from .reducer import reduce_spec
@@ -16,13 +23,17 @@ from .transfer_minima import pair_key
 
 _OWN: dict[str, Any] = {"source_dp": 0, "destination_dp": 0, "source_allocator": None, "destination_allocator": None}
 """What a pair has beside its specs, at its simplest."""
+_LAYOUTS: Final = (ParallelLayout(), ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(pp=2))
+"""Layouts that are tried on both sides, beside the pair's own."""
+MAX_TRIED_LAYERS: Final = 64
+"""Layers up to which they are tried."""
 
 
 def reduce_pair(pair: Pair, fails: Callable[[Pair], bool], *others: Pair, max_checks: int = 5_000) -> Pair:
     """Return the simplest pair reached from ``pair`` for which ``fails`` is true; both sides keep one model.
 
-    The source is reduced with the destination following in all that both share, then the destination alone, until
-    neither gets simpler. Further starts (``others``) are reduced too where there are any: a single one may lead to a
+    The source is reduced with the destination following in all that both share, then the destination alone, then both
+    are laid out anew, until none of it makes the pair simpler. Further starts (``others``) are reduced too where there are any: a single one may lead to a
     pair that is small, and not the smallest. Raises ``ValueError`` for a pair that does not fail.
     """
     return min((_reduced(start, fails, max_checks) for start in (pair, *others)), key=pair_key)
@@ -37,14 +48,39 @@ def _reduced(pair: Pair, fails: Callable[[Pair], bool], max_checks: int) -> Pair
             pair = simpler
     while True:
         source = reduce_spec(pair.source, partial(_source_fails, fails, pair), max_checks=max_checks).spec
-        smaller = _followed(pair, source)
+        smaller = next((found for found in _followers(pair, source) if _holds(fails, found)), pair)
         destination = reduce_spec(
             smaller.destination, partial(_destination_fails, fails, smaller), max_checks=max_checks
         ).spec
         smaller = msgspec.structs.replace(smaller, destination=destination)
+        smaller = _laid_out_anew(smaller, fails)
         if pair_key(smaller) >= pair_key(pair):
             return pair
         pair = smaller
+
+
+def _laid_out_anew(pair: Pair, fails: Callable[[Pair], bool]) -> Pair:
+    """Return the simplest failing pair of these models under any two layouts, or turned around; else ``pair``."""
+    if len(pair.source.layers) > MAX_TRIED_LAYERS:
+        return pair
+    own = pair.source.parallel, pair.destination.parallel
+    even = [msgspec.structs.replace(layout, pp_partition=None) for layout in own]
+    candidates = [_turned(pair)]
+    for one, other in itertools.product(dict.fromkeys((*own, *even, *_LAYOUTS)), repeat=2):
+        with contextlib.suppress(SpecError):  # more stages than layers, or no such attention-DP rank
+            source = msgspec.structs.replace(pair.source, parallel=one)
+            destination = msgspec.structs.replace(pair.destination, parallel=other)
+            candidates.append(msgspec.structs.replace(pair, source=source, destination=destination))
+    simpler = sorted([entry for entry in candidates if pair_key(entry) < pair_key(pair)], key=pair_key)
+    return next((entry for entry in simpler if _holds(fails, entry)), pair)
+
+
+def _turned(pair: Pair) -> Pair:
+    """Return ``pair`` with its sides in each other's place."""
+    fields = ("", "_dp", "_allocator")
+    turned = {f"source{field}": getattr(pair, f"destination{field}") for field in fields}
+    turned |= {f"destination{field}": getattr(pair, f"source{field}") for field in fields}
+    return msgspec.structs.replace(pair, **turned)
 
 
 def _holds(fails: Callable[[Pair], bool], pair: Pair) -> bool:
@@ -55,10 +91,7 @@ def _holds(fails: Callable[[Pair], bool], pair: Pair) -> bool:
 
 
 def _source_fails(fails: Callable[[Pair], bool], pair: Pair, source: CacheSpec) -> bool:
-    try:
-        return _holds(fails, _followed(pair, source))
-    except SpecError:  # the destination cannot follow: more stages than layers
-        return False
+    return any(_holds(fails, followed) for followed in _followers(pair, source))
 
 
 def _destination_fails(fails: Callable[[Pair], bool], pair: Pair, destination: CacheSpec) -> bool:
@@ -67,8 +100,12 @@ def _destination_fails(fails: Callable[[Pair], bool], pair: Pair, destination: C
     return _holds(fails, msgspec.structs.replace(pair, destination=destination))
 
 
-def _followed(pair: Pair, source: CacheSpec) -> Pair:
-    """Return ``pair`` with another source, and the destination changed alike in all that both had in common."""
+def _followers(pair: Pair, source: CacheSpec) -> Iterator[Pair]:
+    """Yield ``pair`` with another source, and the destination changed alike in all that both had in common.
+
+    A split of the destination's own that no longer suits its layers becomes an even one. Nothing is yielded where it
+    cannot follow: more stages than layers.
+    """
     old, other = pair.source, pair.destination
     shared = {
         field: getattr(source, field)
@@ -76,5 +113,10 @@ def _followed(pair: Pair, source: CacheSpec) -> Pair:
         if getattr(old, field) == getattr(other, field) and field != "rank"
     }
     shared["layers"] = source.layers
-    destination = msgspec.structs.replace(other, **shared)
-    return msgspec.structs.replace(pair, source=source, destination=destination)
+    parallels = [shared.get("parallel", other.parallel)]
+    if len(source.layers) != len(old.layers) and parallels[0].pp_partition is not None:
+        parallels.append(msgspec.structs.replace(parallels[0], pp_partition=None))
+    for parallel in parallels:
+        with contextlib.suppress(SpecError):
+            destination = msgspec.structs.replace(other, **shared | {"parallel": parallel})
+            yield msgspec.structs.replace(pair, source=source, destination=destination)
