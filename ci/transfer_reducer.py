@@ -33,8 +33,9 @@ def reduce_pair(pair: Pair, fails: Callable[[Pair], bool], *others: Pair, max_ch
     """Return the simplest pair reached from ``pair`` for which ``fails`` is true; both sides keep one model.
 
     The source is reduced with the destination following in all that both share, then the destination alone, then both
-    are laid out anew, until none of it makes the pair simpler. Further starts (``others``) are reduced too where there are any: a single one may lead to a
-    pair that is small, and not the smallest. Raises ``ValueError`` for a pair that does not fail.
+    are laid out anew, until none of it makes the pair simpler. Further starts (``others``) are reduced too where there
+    are any: a single one may lead to a pair that is small, and not the smallest. Raises ``ValueError`` for a pair that
+    does not fail.
     """
     return min((_reduced(start, fails, max_checks) for start in (pair, *others)), key=pair_key)
 
