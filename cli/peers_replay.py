@@ -105,7 +105,7 @@ def _with_processes(judged: JudgedPair, method: Method, options: ReplayOptions) 
 
     if importlib.util.find_spec("torch") is None:
         raise SpecError("--processes", f"needs the package torch, which is not installed: {EXTRAS['torch']}")
-    from ..ci.transfer_processes import ProcessesFailed, move_between_processes
+    from ..ci.transfer_processes import ProcessesFailed, move_between_processes, processes_for
     from ..kernels.transfers.child import Job
     from ..kernels.transfers.one_device import require_memory
     from .peers_run import pair_of
@@ -114,8 +114,16 @@ def _with_processes(judged: JudgedPair, method: Method, options: ReplayOptions) 
     verdict = judged.verdict
     memory_bytes = require_memory(verdict, options.max_bytes)
     pair = pair_of(judged.source, judged.destination)
-    world = len(verdict.source), len(verdict.destination)
-    job = Job(pair, method.name, *names, options.device, *world, float(options.seconds))
+    ranks = len(verdict.source), len(verdict.destination)
+    job = Job(
+        pair,
+        method.name,
+        *names,
+        options.device,
+        *ranks,
+        float(options.seconds),
+        processes=processes_for(options.device, sum(ranks)),
+    )
     findings: tuple[Finding, ...] = ()
     size, seconds, plain = 0, 0.0, 0.0
     try:
@@ -125,9 +133,9 @@ def _with_processes(judged: JudgedPair, method: Method, options: ReplayOptions) 
         findings = (Finding(rule="replay-mismatch", message=f"the transfer did not end: {error}", remedy=remedy),)
     else:
         findings = tuple([difference.finding for report in reports for difference in report.differences])
-        size = sum(report.bytes for report in reports[: world[0]])
+        size = sum(report.bytes_sent for report in reports)
         seconds = max(report.seconds for report in reports)
         plain = max(report.plain_seconds for report in reports)
     ratio = round(plain / seconds, 4) if seconds else 0.0
     copies = len(verdict.plan.copies)
-    return ReplayedPair(options.device, sum(world), findings, size, copies, seconds, plain, ratio, 0, memory_bytes)
+    return ReplayedPair(options.device, job.world, findings, size, copies, seconds, plain, ratio, 0, memory_bytes)

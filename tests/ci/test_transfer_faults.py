@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kvsan.ci.faults import ALL_FAULTS
@@ -9,6 +10,9 @@ from kvsan.ci.transfer_campaign import reduce_pair, run_pairs
 from kvsan.ci.transfer_faults import TRANSFER_FAULTS, TransferFault
 from kvsan.ci.transfer_minima import find_minimum, grid_pairs, pair_key, pair_size, triggers
 from kvsan.model.errors import SpecError
+from kvsan.model.layers import UncachedLayer
+from kvsan.model.parallel import ParallelLayout
+from kvsan.model.spec import CacheSpec
 from kvsan.sim.rules import RULES
 from kvsan.sim.transfer.faulty import FAULTY_TRANSFERS, method_named
 from kvsan.sim.transfer.pair import Pair, judge_pair
@@ -100,3 +104,14 @@ def test_a_campaign_finds_what_packing_cannot_move(
     text = f"{small.source.parallel.name} {small.destination.parallel.name} "
     text += " ".join(finding.message for finding in judge_pair(small, allocator).findings)
     assert all(word in text for word in said)
+
+
+def test_a_pair_is_turned_around_and_split_elsewhere_where_that_is_simpler() -> None:
+    """No move of one side does either: stages at the source, and a split of the destination's own over more layers."""
+    (fault,) = [fault for fault in TRANSFER_FAULTS if fault.name == "fault:layers-by-position"]
+    layer = fault.minimum.source.layers[0]
+    one = CacheSpec(layers=(layer, layer, UncachedLayer()), tokens_per_block=1, slots=1)
+    split = ParallelLayout(pp=2, pp_partition=(1, 2))
+    other = msgspec.structs.replace(one, parallel=split)
+    for pair in (Pair(source=one, destination=other), Pair(source=other, destination=one)):
+        assert reduce_pair(pair, lambda found: triggers(fault.name, fault.rules, found)) == fault.minimum

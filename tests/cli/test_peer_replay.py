@@ -66,8 +66,8 @@ def test_processes_are_told_the_pair_and_heard(run, spec, monkeypatch) -> None:
         return answers.pop()
 
     monkeypatch.setattr(transfer_processes, "move_between_processes", moved)
-    wrong = Report((Difference("destination", 1, 0, 3, 17, 1, 2),), 64, 0.5, 0.25)
-    answers.append([Report((), 128, 1.0, 0.5), Report((), 64, 0.5, 0.25), wrong])
+    wrong = Report((Difference("destination", 1, 0, 3, 17, 1, 2),), 0, 64, 0.5, 0.25)
+    answers.append([Report((), 128, 0, 1.0, 0.5), Report((), 0, 64, 0.5, 0.25), wrong])
     ran = run("peers", spec, *PAIR, "--processes", "--timeout", "9", "--json")
     replay = ran.document["replay"]
     assert (ran.status, ran.document["status"]) == (1, "clean")

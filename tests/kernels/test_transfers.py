@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,13 +13,17 @@ from kvsan.ci.transfer_faults import TRANSFER_FAULTS, TransferFault
 from kvsan.kernels.device import Device
 from kvsan.model.errors import SpecError
 from kvsan.model.formats import ElementFormat
-from kvsan.model.layers import INDEX_KEY, SidePlane
+from kvsan.model.layers import INDEX_KEY, INDEX_POSITION, SidePlane
 from kvsan.model.parallel import ParallelLayout
-from kvsan.model.spec import AttentionLayer, CacheSpec, RecurrentLayer
+from kvsan.model.spec import AttentionLayer, CacheSpec, Consumer, Draft, LatentLayer, RecurrentLayer
 from kvsan.sim.transfer.faulty import method_named
 from kvsan.sim.transfer.pair import Pair, PairVerdict, judge_pair
-from kvsan.sim.transfer.plan import ByteCopy
+from kvsan.sim.transfer.plan import ByteCopy, byte_copies
 from kvsan.sim.transfer.proof import stage
+
+if TYPE_CHECKING:
+    from kvsan.kernels.transfers.child import Job
+    from kvsan.kernels.transfers.runs import Runs
 
 torch = pytest.importorskip("torch")
 
@@ -243,15 +250,87 @@ def test_torch_is_imported_only_for_a_replay() -> None:
     assert ran.stdout.strip() == "[]"
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("source", "destination"), [("tp2", "tp1"), ("tp1", "tp4"), ("adp2", "tp4pp2"), ("tp4", "tp2")]
+HEADS = AttentionLayer(kv_heads=4, head_dim=16)
+SINGLE = AttentionLayer(kv_heads=1, head_dim=16)
+WINDOW = AttentionLayer(kv_heads=4, head_dim=16, window=8)
+POSITION = SidePlane(role=INDEX_POSITION, dim=3, format=ElementFormat.INT32, scope="rank")
+SPARSE = AttentionLayer(
+    kv_heads=1,
+    head_dim=16,
+    side_planes=(SidePlane(role=INDEX_KEY, dim=16, format=ElementFormat.BF16), POSITION),
 )
-def test_a_gpu_moves_as_predicted(gpu: Device, source: str, destination: str) -> None:
-    for verdict in (verdict_of(source, destination), verdict_of(source, destination, 8, layers=LAYERS[1:] + PLAIN)):
-        moved = replay_transfer(gpu, verdict)
-        assert moved.findings == ()
-        assert moved.rows_probed > 10
+MAMBA = RecurrentLayer(algorithm="mamba2", heads=4, head_dim=2, groups=4, state_dim=4, conv_kernel=4)
+LATENT = LatentLayer(latent_dim=16, rope_dim=8)
+NHD = Consumer(kv_layout="NHD")
+FOLDED, SEPARATE = (Draft(mode=mode, layers=(HEADS,)) for mode in ("folded", "separate"))
+MAPPED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "equal shards": ("tp2", "tp2", {"layers": LAYERS}, {}),
+    "finer shards": ("tp1", "tp4", {"layers": LAYERS}, {}),
+    "coarser shards": ("tp4", "tp2", {"layers": LAYERS}, {}),
+    "replicas": ("tp4", "tp2", {"layers": (SINGLE, HEADS)}, {}),
+    "more replicas": ("tp2", "tp4", {"layers": (SINGLE, HEADS)}, {}),
+    "attention-DP to TP": ("adp2", "tp4", {"layers": LAYERS}, {}),
+    "TP to attention-DP": ("tp4", "adp2", {"layers": LAYERS}, {}),
+    "tokens outside heads": ("tp1", "tp2", {"layers": (HEADS, SINGLE), "consumer": NHD}, {}),
+    "block scales": ("tp1", "tp2", {"layers": (HEADS,), "kv_format": ElementFormat.NVFP4}, {}),
+    "one byte an element": ("tp4", "tp1", {"layers": (HEADS, SINGLE), "kv_format": ElementFormat.FP8}, {}),
+    "a packed plane": ("tp1", "tp2", {"layers": (SPARSE, SPARSE)}, {}),
+    "sections of Mamba-2": ("tp2", "tp4", {"layers": (MAMBA,), "state_format": ElementFormat.FP32}, {}),
+    "sections brought together": ("tp4", "tp1", {"layers": (*LAYERS, MAMBA)}, {}),
+    "even stages": ("tp2", "tp1pp2", {"layers": (HEADS, SINGLE, HEADS, SINGLE)}, {}),
+    "uneven stages": ("tp2pp3", "tp1pp2", {"layers": (HEADS, LAYERS[1], HEADS, SINGLE)}, {}),
+    "smaller blocks": ("tp2", "tp1", {"layers": (LATENT, LATENT)}, {"tokens_per_block": 1}),
+    "larger blocks": ("tp2", "tp1", {"layers": (HEADS, LAYERS[1])}, {"tokens_per_block": 16}),
+    "windows": ("tp1", "tp4", {"layers": (WINDOW, HEADS)}, {}),
+    "a folded draft": ("tp1", "tp2", {"layers": (HEADS, SINGLE), "draft": FOLDED}, {}),
+    "a draft that parts": ("tp2", "tp1", {"layers": (HEADS, SINGLE), "draft": FOLDED}, {"draft": SEPARATE}),
+}
+"""Every way in which bytes are mapped, small: layouts, what both sides have, and what the destination has instead."""
+
+
+def mapped(name: str) -> PairVerdict:
+    source, destination, both, own = MAPPED[name]
+    one = msgspec.structs.replace(SPEC, parallel=ParallelLayout.parse(source), **both)
+    other = msgspec.structs.replace(SPEC, parallel=ParallelLayout.parse(destination), **both | own)
+    dp = 1 if other.parallel.attention_dp else 0
+    sparse = any(getattr(layer, "side_planes", ()) for layer in one.layers)
+    allocator = ALLOCATOR if sparse else "trtllm-v2"
+    return judge_pair(Pair(source=one, destination=other, destination_dp=dp), allocator)
+
+
+def test_every_way_of_mapping_is_among_those_that_are_carried_out() -> None:
+    """The situations that campaigns count, all kinds of roles, and runs cut along one axis and along none."""
+    from kvsan.ci.transfer_coverage import SITUATIONS, situations_of
+    from kvsan.ci.transfer_judging import JudgedTransfer
+    from kvsan.sim.transfer.registering import register
+
+    met: set[str] = set()
+    kinds: set[str] = set()
+    for name in MAPPED:
+        verdict = mapped(name)
+        assert verdict.status == "clean", (name, verdict.findings, verdict.rejection)
+        specs = [layouts[0].spec for layouts in (verdict.source, verdict.destination)]
+        pair = Pair(source=specs[0], destination=specs[1], destination_dp=int(specs[1].parallel.attention_dp))
+        met |= set(situations_of(pair, JudgedTransfer(verdict, (), ())))
+        kinds |= {view.role_layout.kind for layout in verdict.source for view in register(layout).views}
+    assert set(SITUATIONS) - met == set()
+    assert kinds == {"HND", "NHD", "REPLICATED", "SECTIONED"}
+
+
+@pytest.mark.parametrize("name", ["block scales", "smaller blocks"])
+def test_mappings_on_the_host(host: Device, name: str) -> None:
+    moved = replay_transfer(host, mapped(name))
+    assert moved.findings == ()
+    assert moved.rows_probed > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_gpu_moves_as_predicted(gpu: Device, name: str) -> None:
+    """Every byte of both sides, guard zones included; and the probe kernels find every row where it belongs."""
+    moved = replay_transfer(gpu, mapped(name))
+    assert moved.findings == ()
+    assert moved.rows_probed > 0
 
 
 @pytest.mark.gpu
@@ -259,15 +338,112 @@ def test_a_gpu_moves_as_predicted(gpu: Device, source: str, destination: str) ->
 def test_a_faulty_transfer_on_a_gpu_is_as_predicted(gpu: Device, fault: TransferFault) -> None:
     moved = replay_transfer(gpu, judge_pair(fault.minimum, method=method_named(fault.name)))
     assert moved.findings == ()
+    assert moved.rows_probed == 0
+
+
+def carries_nothing_past_a_pool(device: Device) -> None:
+    """A copy that reaches past either pool is a finding of the proof; memory beside the pools stays as it was."""
+    verdict = verdict_of("tp1", "tp2")
+    first = verdict.plan.copies[0]
+    pools = verdict.source[0].pools[first.source_pool], verdict.destination[0].pools[first.destination_pool]
+    past = (
+        msgspec.structs.replace(first, destination_offset=pools[1].size_bytes - first.run_bytes + 1),
+        msgspec.structs.replace(first, source_offset=pools[0].size_bytes - first.run_bytes + 1),
+    )
+    plan = msgspec.structs.replace(verdict.plan, copies=(*past, *verdict.plan.copies))
+    moved = replay_transfer(device, msgspec.structs.replace(verdict, status="findings", plan=plan))
+    assert moved.findings == ()
+    slots = stage(verdict.source, verdict.destination).slots
+    assert moved.bytes == sum(map(bytes_of, byte_copies(verdict.plan.copies, *slots)))
+
+
+def test_what_reaches_past_a_pool_harms_no_memory(host: Device) -> None:
+    carries_nothing_past_a_pool(host)
 
 
 @pytest.mark.gpu
-def test_two_gpus_move_through_nccl(gpu: Device) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs, a process for each")
+def test_what_reaches_past_a_pool_harms_no_memory_of_a_gpu(gpu: Device) -> None:
+    carries_nothing_past_a_pool(gpu)
+
+
+@pytest.mark.gpu
+def test_memory_of_a_gpu_that_does_otherwise_is_found(gpu: Device, monkeypatch) -> None:
+    """Launches that do nothing, and launches whose runs go 16 bytes too far."""
+    verdict = verdict_of("tp1", "tp2")
+    real = carrying.launches_of
+
+    def lost(runs: Runs, anchor: Any) -> list[Any]:
+        return [SimpleNamespace(run=lambda: None)]
+
+    def shifted(runs: Runs, anchor: Any) -> list[Any]:
+        return real(msgspec.structs.replace(runs, targets=runs.targets + 16), anchor)
+
+    for wrong in (lost, shifted):
+        monkeypatch.setattr(carrying, "launches_of", wrong)
+        assert {finding.rule for finding in replay_transfer(gpu, verdict).findings} == {"replay-mismatch"}
+
+
+@pytest.mark.gpu
+def test_a_gpu_carries_nothing_illegal_out(gpu: Device) -> None:
+    """A refused pair has no copies, too little memory is refused before any is taken, and so are too few GPUs."""
+    refused = judge_pair(Pair(source=SPEC, destination=msgspec.structs.replace(SPEC, kv_format=ElementFormat.FP8)))
+    assert (refused.status, refused.plan.copies) == ("refused", ())
+    with pytest.raises(SpecError, match="--max-memory"):
+        replay_transfer(gpu, verdict_of("tp1", "tp2"), max_bytes=999)
+    from kvsan.ci.transfer_processes import move_between_processes
+
+    count = torch.cuda.device_count() + 1
+    job = msgspec.structs.replace(nccl_job("tp2", "tp4"), processes=count, seconds=300.0)
+    with pytest.raises(SpecError, match=rf"--device: cuda with {count} processes needs a GPU for each"):
+        move_between_processes(job)
+
+
+def nccl_job(source: str, destination: str, processes: int = 0) -> Job:
+    from kvsan.kernels.transfers.child import Job
+
+    pair = Pair(
+        source=msgspec.structs.replace(SPEC, parallel=ParallelLayout.parse(source)),
+        destination=msgspec.structs.replace(SPEC, parallel=ParallelLayout.parse(destination)),
+    )
+    ranks = [spec.parallel.world_size for spec in (pair.source, pair.destination)]
+    return Job(pair, "transfer", ALLOCATOR, ALLOCATOR, "cuda", *ranks, 120.0, 1000, processes)
+
+
+def moves_through_nccl(job: Job) -> None:
+    """All bytes as predicted, in many messages that cut runs, and every byte sent is one received."""
+    from kvsan.ci.transfer_processes import move_between_processes
+
+    reports = move_between_processes(job)
+    assert [report.differences for report in reports] == [()] * job.world
+    sent, received = (sum(getattr(each, name) for each in reports) for name in ("bytes_sent", "bytes_received"))
+    assert sent == received > 2000
+
+
+@pytest.mark.gpu
+def test_one_gpu_moves_through_nccl(gpu: Device) -> None:
+    """All ranks in one process, which sends to itself: every call of NCCL that two GPUs make."""
+    moves_through_nccl(nccl_job("tp2", "tp4", processes=1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("source", "destination", "processes"), [("tp1", "tp1", 2), ("tp2", "tp4", 2), ("tp4", "tp1", 2)]
+)
+def test_two_gpus_move_through_nccl(gpu: Device, source: str, destination: str, processes: int) -> None:
+    """A process a rank, and several ranks in each process."""
+    if torch.cuda.device_count() < processes:
+        pytest.skip(f"needs {processes} GPUs, and there is {torch.cuda.device_count()}")
+    moves_through_nccl(nccl_job(source, destination, processes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fault:every-replica-sends", "fault:wire-typed-by-first-pool"])
+def test_a_faulty_transfer_through_nccl_is_as_predicted(gpu: Device, name: str) -> None:
+    (fault,) = [fault for fault in TRANSFER_FAULTS if fault.name == name]
+    pair = fault.minimum
+    ranks = [spec.parallel.world_size for spec in (pair.source, pair.destination)]
     from kvsan.ci.transfer_processes import move_between_processes
     from kvsan.kernels.transfers.child import Job
 
-    pair = Pair(source=SPEC, destination=msgspec.structs.replace(SPEC, tokens_per_block=8))
-    reports = move_between_processes(Job(pair, "transfer", ALLOCATOR, ALLOCATOR, "cuda", 1, 1, 120.0))
-    assert [report.differences for report in reports] == [(), ()]
+    job = Job(pair, name, "trtllm-v2", "trtllm-v2", "cuda", *ranks, 120.0, processes=1)
+    assert move_between_processes(job)[0].differences == ()
