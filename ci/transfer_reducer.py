@@ -1,7 +1,8 @@
 """``reduce_pair``: a failing pair made small, with the reducer of specs on one side after the other.
 
-No move of one side turns the pair around, or splits stages on the one instead of the other: so every two of a few
-layouts are tried as well, and the two sides in each other's place.
+No move of one side turns the pair around, or splits stages on the one instead of the other, and few lead from one kind
+of layer to another: so every two of a few layouts are tried as well, the two sides in each other's place, and models of
+a single layer of each kind.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from ..model.errors import SpecError
+from ..model.formats import ElementFormat
+from ..model.layers import AttentionLayer, LatentLayer, RecurrentLayer
 from ..model.parallel import ParallelLayout
 from ..model.spec import CacheSpec
 from ..sim.transfer.pair import Pair
@@ -25,6 +28,15 @@ _OWN: dict[str, Any] = {"source_dp": 0, "destination_dp": 0, "source_allocator":
 """What a pair has beside its specs, at its simplest."""
 _LAYOUTS: Final = (ParallelLayout(), ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(pp=2))
 """Layouts that are tried on both sides, beside the pair's own."""
+_STATES: Final = [
+    RecurrentLayer(
+        algorithm="gdn", heads=heads, head_dim=1, groups=heads, state_dim=1, conv_kernel=2, ssm_format=format
+    )
+    for heads in (1, 2)
+    for format in (None, ElementFormat.FP32)
+]
+_LAYERS: Final = (AttentionLayer(kv_heads=1, head_dim=128), LatentLayer(latent_dim=128), *_STATES)
+"""Layers that are tried as the whole model."""
 MAX_TRIED_LAYERS: Final = 64
 """Layers up to which they are tried."""
 
@@ -61,7 +73,7 @@ def _reduced(pair: Pair, fails: Callable[[Pair], bool], max_checks: int) -> Pair
 
 
 def _laid_out_anew(pair: Pair, fails: Callable[[Pair], bool]) -> Pair:
-    """Return the simplest failing pair of these models under any two layouts, or turned around; else ``pair``."""
+    """Return the simplest failing pair under any two layouts, turned around, or of one layer; else ``pair``."""
     if len(pair.source.layers) > MAX_TRIED_LAYERS:
         return pair
     own = pair.source.parallel, pair.destination.parallel
@@ -72,6 +84,9 @@ def _laid_out_anew(pair: Pair, fails: Callable[[Pair], bool]) -> Pair:
             source = msgspec.structs.replace(pair.source, parallel=one)
             destination = msgspec.structs.replace(pair.destination, parallel=other)
             candidates.append(msgspec.structs.replace(pair, source=source, destination=destination))
+    for layer in _LAYERS:
+        with contextlib.suppress(SpecError):
+            candidates += _followers(pair, msgspec.structs.replace(pair.source, layers=(layer,)))
     simpler = sorted([entry for entry in candidates if pair_key(entry) < pair_key(pair)], key=pair_key)
     return next((entry for entry in simpler if _holds(fails, entry)), pair)
 
