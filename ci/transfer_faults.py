@@ -4,7 +4,7 @@ They belong to the table of ``ci.faults``, which lists them behind the others.
 
     >>> fault = TRANSFER_FAULTS[0]
     >>> fault.name, fault.rules, fault.minimum.source.parallel.name, fault.minimum.destination.parallel.name
-    ('fault:pp-equal-division', ('layer-map',), 'tp1pp2', 'tp1')
+    ('fault:pp-equal-division', ('layer-map',), 'tp1', 'tp1')
 
 A minimum is the simplest pair of a stated grid (``transfer_minima``) on which the fault's rules fire, as JSON, defaults
 left out.
@@ -93,7 +93,7 @@ def _fault(name: str, minimum: bytes, **fields: Any) -> TransferFault:
 TRANSFER_FAULTS: Final[tuple[TransferFault, ...]] = (
     _fault(
         "fault:pp-equal-division",
-        _pair(",".join([_LATENT] * 3), source=_parallel(pp=2)),
+        _pair(",".join(['{"kind":"uncached"}', _LATENT, _LATENT])),
         rules=("layer-map",),
         follow=("peer",),
         source=f"{_TRTLLM}7117",

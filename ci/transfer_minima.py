@@ -3,9 +3,9 @@
 The grid (``grid_pairs``): one layer, or two equal ones, or one behind a layer without a cache, out of attention of 1, 2
 or 4 KV heads of dim 128 or 64; attention of 1 or 2 heads with an index plane of dim 128 or 64, or with an index and a
 position plane; a gated delta net with as many key as value heads, its states in bf16 or fp32; and a latent layer of dim
-128 or 64. Three layers of plain attention of one or two heads, or latent. In bf16, one or two tokens per block, HND or
-NHD on both sides, under every two of tp1, tp2, tp4 and pp2; with one token per block and equal layouts also two tokens
-on the destination alone.
+128 or 64. Three layers of plain attention of one or two heads, or latent, or two and one without a cache among them.
+In bf16, one or two tokens per block, HND or NHD on both sides, under every two of tp1, tp2, tp4 and pp2; with one
+token per block and equal layouts also two tokens on the destination alone.
 
 A pair is simpler than another when it has fewer layers and buffers on both sides together, then when its source is
 simpler (``simplicity``), then its destination, then the lower attention-DP ranks and no allocators of its own.
@@ -85,6 +85,9 @@ def _layer_tuples(max_layers: int) -> Iterator[tuple[Layer, ...]]:
             yield (layer,) * count
             if count == 2:
                 yield UncachedLayer(), layer
+            if count == 3:
+                for place in range(count):
+                    yield (layer,) * place + (UncachedLayer(),) + (layer,) * (count - 1 - place)
 
 
 def _pairs_of(layers: tuple[Layer, ...]) -> Iterator[Pair]:

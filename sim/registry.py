@@ -119,6 +119,18 @@ ALLOCATORS: Final = (
         f"{_SGLANG}:allocate_envelope",
     ),
     AllocatorEntry(
+        "sglang-speculative",
+        "SGLang 0.5 with draft tokens: states after each of three, with convolution windows that overlap",
+        "engine",
+        f"{_SGLANG}:allocate_speculative",
+    ),
+    AllocatorEntry(
+        "sglang-unified",
+        "SGLang 0.5 with one buffer: tokens of all layers from its low end up, states from its high end down",
+        "engine",
+        f"{_SGLANG}:allocate_unified",
+    ),
+    AllocatorEntry(
         "vllm",
         "the installed vLLM's own planner and views, layers outermost",
         "installed",
@@ -159,6 +171,18 @@ ALLOCATORS: Final = (
         "the installed SGLang's own pools, states of a request in one entry",
         "installed",
         f"{_INSTALLED_SGLANG}:allocate_envelope",
+    ),
+    AllocatorEntry(
+        "sglang-engine-speculative",
+        "the installed SGLang's own pools, with states after each of three draft tokens",
+        "installed",
+        f"{_INSTALLED_SGLANG}:allocate_speculative",
+    ),
+    AllocatorEntry(
+        "sglang-engine-unified",
+        "the installed SGLang's own unified buffer, tokens and states from its two ends",
+        "installed",
+        f"{_INSTALLED_SGLANG}:allocate_unified",
     ),
     *[AllocatorEntry(fault.name, fault.summary, "fault", fault.target) for fault in FAULTY],
 )

@@ -20,6 +20,7 @@ from ..model.formats import SCALE_BLOCK_ELEMENTS, ElementFormat
 from ..model.layers import AttentionLayer, HybridLayer, LatentLayer, Layer, RecurrentLayer, paged_part, recurrent_part
 from ..model.parallel import ParallelLayout
 from ..model.spec import CacheSpec, Draft
+from .pools import INDEX_TOKENS, one_shape, two_ends
 
 _replace = msgspec.structs.replace
 
@@ -27,7 +28,8 @@ _replace = msgspec.structs.replace
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model lays out beyond the rest: V dims unlike K's, windows of latent layers, nvfp4, draft pools apart.
 
-    ``pools``: windowed layers have one window, recurrent layers one shape, and no quota is split between pools.
+    ``pools``: windowed layers have one window, the layers of a pool one shape, and no quota is split between pools.
+    ``unified``: one buffer holds pages and states. ``quotas``: bytes may be given in place of slots.
     ``block_tokens``: blocks are a multiple of so many tokens.
     """
 
@@ -36,6 +38,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     block_scales: bool = False
     separate_draft: bool = False
     pools: bool = False
+    unified: bool = False
+    quotas: bool = True
     block_tokens: int = 1
 
 
@@ -43,6 +47,7 @@ _EARLY: Final = Abilities(block_tokens=16)
 _ERA_3: Final = Abilities(unequal_dims=True, latent_windows=True, block_scales=True)
 _KERNEL_BLOCKS: Final = Abilities(unequal_dims=True, latent_windows=True, block_tokens=32)
 _SGLANG: Final = Abilities(unequal_dims=True, block_scales=True, separate_draft=True, pools=True)
+_UNIFIED: Final = _replace(_SGLANG, block_scales=False, unified=True, quotas=False)
 ABILITIES: Final = {
     "vllm-e1": _EARLY,
     "vllm-e2": _EARLY,
@@ -51,6 +56,12 @@ ABILITIES: Final = {
     "vllm-e3-block-outermost": _ERA_3,
     "sglang": _SGLANG,
     "sglang-envelope": _SGLANG,
+    "sglang-speculative": _SGLANG,
+    "sglang-unified": _UNIFIED,
+    "sglang-engine": _SGLANG,
+    "sglang-engine-envelope": _SGLANG,
+    "sglang-engine-speculative": _SGLANG,
+    "sglang-engine-unified": _UNIFIED,
     "vllm": _ERA_3,
     "vllm-block-outermost": _ERA_3,
     "vllm-lhbnc": _ERA_3,
@@ -64,20 +75,24 @@ def fitted(spec: CacheSpec, can: Abilities) -> CacheSpec:
     """Return ``spec``, or a neighbour of it that an allocator with the abilities ``can`` supports."""
     layers = tuple(_fitted_layer(layer, spec, can) for layer in spec.layers)
     draft = tuple(_fitted_layer(layer, spec, can) for layer in spec.draft.layers)
+    if can.unified:
+        layers, draft = two_ends(layers), ()
     if can.pools:
         layers, draft = _one_window(layers, draft), _one_window(draft, layers)
-        layers = _one_state(layers)
-    parallel = _fitted_parallel(spec.parallel, layers + draft)
+        layers, draft = one_shape(_one_state(layers)), one_shape(draft)
+    parallel = _fitted_parallel(spec.parallel, layers + draft, can)
+    indexed = can.pools and any(part is not None and part.side_planes for part in map(paged_part, layers + draft))
     changed = _replace(
         spec,
         layers=layers,
-        draft=Draft(mode="separate" if can.separate_draft else "folded", layers=draft) if draft else spec.draft,
+        draft=Draft(mode="separate" if can.separate_draft else "folded", layers=draft) if draft else Draft(),
         kv_format=_fitted_format(spec.kv_format, layers + draft, can),
         parallel=parallel,
-        tokens_per_block=round_up(spec.tokens_per_block, can.block_tokens),
+        tokens_per_block=INDEX_TOKENS if indexed else round_up(spec.tokens_per_block, can.block_tokens),
         rank=spec.rank % parallel.world_size,
     )
-    if can.pools and spec.slots is None and (spec.has_recurrent or any(map(_window_of, layers + draft))):
+    several = spec.has_recurrent or any(map(_window_of, layers + draft))
+    if spec.slots is None and (not can.quotas or (can.pools and several)):
         return _replace(changed, slots=4, quota_bytes=None)
     return changed
 
@@ -148,22 +163,26 @@ def _fitted_format(kv_format: ElementFormat, layers: tuple[Layer, ...], can: Abi
     return kv_format
 
 
-def _fitted_parallel(parallel: ParallelLayout, layers: tuple[Layer, ...]) -> ParallelLayout:
-    """Return ``parallel`` without context parallelism, with the largest degree of TP over which all heads divide."""
+def _fitted_parallel(parallel: ParallelLayout, layers: tuple[Layer, ...], can: Abilities) -> ParallelLayout:
+    """Return ``parallel`` without context parallelism, with the largest degree of TP over which all heads divide; all
+    stages of a pipeline have both ends of a unified buffer where there is one stage."""
     tp = parallel.tp
     if not parallel.attention_dp:
-        while tp > 1 and not all(_divides(layer, tp) for layer in dict.fromkeys(layers)):
+        while tp > 1 and not all(_divides(layer, tp, can) for layer in dict.fromkeys(layers)):
             tp -= 1
-    return _replace(parallel, tp=tp, cp=1, ep=parallel.ep if tp == parallel.tp else 1)
+    changed = _replace(parallel, tp=tp, cp=1, ep=parallel.ep if tp == parallel.tp else 1)
+    return _replace(changed, pp=1, pp_partition=None) if can.unified else changed
 
 
-def _divides(layer: Layer, tp: int) -> bool:
+def _divides(layer: Layer, tp: int, can: Abilities) -> bool:
     paged, recurrent = paged_part(layer), recurrent_part(layer)
     if isinstance(paged, AttentionLayer) and max(paged.kv_heads, tp) % min(paged.kv_heads, tp):
         return False
     if recurrent is None:
         return True
     groups = recurrent.groups
+    if can.pools and recurrent.algorithm in ("gdn", "kda") and groups % tp:
+        return False
     if recurrent.algorithm == "mamba2" and groups % tp:
         if groups > tp:
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,10 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 ROOT = Path(__file__).resolve().parent.parent
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell starts what runs in the background so, and the commands that tests interrupt would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_PROJECT_FILES = {"build", "dist", "htmlcov", "node_modules", "site-packages", "venv", "__pycache__"}
 """Folders that a walk leaves out where git cannot say what belongs to the project; hidden ones are left out too."""

@@ -38,12 +38,14 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the engine made of a spec on one rank: ``allocations`` are the bytes of each storage."""
+    """What the engine made of a spec on one rank: ``allocations`` are the bytes of each storage, ``reported`` what the
+    engine says of its sizes, by its own names."""
 
     blocks: int
     allocations: tuple[int, ...]
     groups: tuple[tuple[str, ...], ...]
     views: tuple[View, ...]
+    reported: dict[str, int] = {}
 
 
 def read_answer(answer: object, engine: str) -> Answer:

@@ -6,7 +6,6 @@ as an expected failure: when that passes, the engine is mended, and the entry mu
 
 from __future__ import annotations
 
-from ...model.layers import AttentionLayer, paged_part
 from ...model.rank import stage_layers
 from ...model.spec import CacheSpec
 from ..allocators.trtllm.support import refuse_unsupported
@@ -16,15 +15,9 @@ from ..allocators.vllm.layer_specs import cached_layers
 from ..allocators.vllm.limits import key_planes_beside_blocks
 from ..allocators.vllm.slot_tensors import UNIFYING, packed_block_bytes, slot_block_bytes
 from ..allocators.vllm.support import reasons
-from ..limits import KnownLimit
 from ..rejection import Rejected
-
-
-class Entry(KnownLimit, frozen=True, kw_only=True):
-    """One defect; ``releases`` are those that the example was run against."""
-
-    releases: tuple[str, ...] = ("0.33.0",)
-
+from .entry import Entry
+from .sglang_limits import SGLANG_LIMITS
 
 KERNEL_TOKENS = 16
 """Tokens of the kernel blocks that ``vllm-kernel-blocks`` asks for."""
@@ -33,16 +26,6 @@ _ALL = ("vllm", "vllm-kernel-blocks")
 _LATE = ("vllm", "vllm-block-outermost", "vllm-lhbnc", "vllm-bhlnc", "vllm-kernel-blocks")
 _PACKED = ("vllm-block-outermost",)
 _EARLY = ("vllm", "vllm-block-outermost", "vllm-kernel-blocks")
-
-
-_SGLANG = ("sglang-engine", "sglang-engine-envelope")
-
-
-def values_of_another_dim(spec: CacheSpec) -> bool:
-    """Whether nvfp4 pages hold values of another head dim than the keys'."""
-    layers = [part for layer in spec.layers + spec.draft.layers if (part := paged_part(layer)) is not None]
-    rows = [layer for layer in layers if isinstance(layer, AttentionLayer)]
-    return spec.kv_format.block_scaled and any(layer.head_dim != layer.value_dim for layer in rows)
 
 
 def stage_without_cache(spec: CacheSpec) -> bool:
@@ -334,17 +317,5 @@ LIMITS: tuple[Entry, ...] = (
         ),
         releases=("0.19.1",),
     ),
-    Entry(
-        name="nvfp4 values as wide as keys",
-        allocators=_SGLANG,
-        rules=("unexplained-rejection",),
-        matches=values_of_another_dim,
-        anchor="docs/findings.md#nvfp4-values-as-wide-as-keys",
-        example=(
-            b'{"kvsan":"spec","kv_format":"nvfp4","tokens_per_block":1,"slots":1,"layers":['
-            b'{"kind":"attention","kv_heads":1,"head_dim":16,"value_dim":32}]}'
-        ),
-        words=("made tensor 1 of", "made tensor 3 of"),
-        releases=("0.5.23",),
-    ),
+    *SGLANG_LIMITS,
 )

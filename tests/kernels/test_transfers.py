@@ -386,7 +386,8 @@ def test_memory_of_a_gpu_that_does_otherwise_is_found(gpu: Device, monkeypatch) 
 @pytest.mark.gpu
 def test_a_gpu_carries_nothing_illegal_out(gpu: Device) -> None:
     """A refused pair has no copies, too little memory is refused before any is taken, and so are too few GPUs."""
-    refused = judge_pair(Pair(source=SPEC, destination=msgspec.structs.replace(SPEC, kv_format=ElementFormat.FP8)))
+    other = msgspec.structs.replace(SPEC, kv_format=ElementFormat.FP8)
+    refused = judge_pair(Pair(source=SPEC, destination=other), ALLOCATOR)
     assert (refused.status, refused.plan.copies) == ("refused", ())
     with pytest.raises(SpecError, match="--max-memory"):
         replay_transfer(gpu, verdict_of("tp1", "tp2"), max_bytes=999)

@@ -24,6 +24,7 @@ from kvsan.sim.verdict import judge
 
 DENSE = AttentionLayer(kv_heads=8, head_dim=128)
 SPEC = CacheSpec(layers=(DENSE, DENSE))
+HYBRID = CacheSpec(layers=(DENSE, RecurrentLayer(algorithm="mamba1", heads=2, state_dim=4)))
 POSITION = SidePlane(role="qsa_index_position", dim=3, format=ElementFormat.INT32, scope="rank")
 ENGINES = [entry.name for entry in ALLOCATORS if entry.kind == "engine"]
 
@@ -42,6 +43,8 @@ def test_the_engines_by_name() -> None:
         "vllm-e3-block-outermost",
         "sglang",
         "sglang-envelope",
+        "sglang-speculative",
+        "sglang-unified",
     ]
     assert len({entry.name for entry in ALLOCATORS}) == len(ALLOCATORS)
     for entry in ALLOCATORS:
@@ -53,9 +56,10 @@ def test_the_engines_by_name() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_layout_says_where_it_comes_from(name: str) -> None:
-    layout = allocate(SPEC, name)
+    spec = HYBRID if name == "sglang-unified" else SPEC  # one buffer for pages and states needs both
+    layout = allocate(spec, name)
     assert layout.allocator == name
-    assert layout.spec is SPEC
+    assert layout.spec is spec
 
 
 @pytest.mark.parametrize("name", ["trtllm", "TRTLLM-V1", " trtllm-v1", "v2", "fault", "no\nsuch", "x" * 1000])

@@ -6,8 +6,6 @@ buffer. Page 0 and state slot 0 are sinks for padding, and are never handed out:
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from ....model.arithmetic import div_up, exact_div
@@ -29,7 +27,7 @@ from ...layout import (
     LifeCycle,
     Pool,
 )
-from ...page import Page, dense_page
+from ...page import Page, data_bytes, dense_page, strided_page
 from ...rejection import Rejected
 from ..trtllm.heads import head_maps
 from ..trtllm.support import refuse_unsupported
@@ -39,7 +37,13 @@ from .support import reasons
 ALIGNMENT_BYTES = 512
 """Allocations of the framework's caching allocator are at least this aligned."""
 
-_FULL, _WINDOW, _STATES = 0, 1, 2
+DRAFT_TOKENS = 3
+"""Tokens that are verified at a time where states are kept for each of them."""
+
+DRAFT_CONV_STATE, DRAFT_SSM_STATE = "draft_conv_state", "draft_ssm_state"
+"""States of a layer after each draft token."""
+
+_FULL, _WINDOW, _STATES, _DRAFTS = 0, 1, 2, 3
 """Groups of a manager: each has an allocator of ids of its own."""
 
 
@@ -52,8 +56,9 @@ class _Build(msgspec.Struct):
     accesses: list[Access] = []
 
 
-def lay_out_pools(spec: CacheSpec, allocator: str, *, envelope: bool) -> Layout:
-    """Return the pools of ``spec``; ``envelope`` keeps all states of a request in one entry. Raises ``Rejected``."""
+def lay_out_pools(spec: CacheSpec, allocator: str, *, envelope: bool = False, speculative: bool = False) -> Layout:
+    """Return the pools of ``spec``; ``envelope`` keeps all states of a request in one entry, ``speculative`` adds
+    states for each draft token. Raises ``Rejected``."""
     refuse_unsupported(reasons(spec))
     build = _Build()
     managers = manager_layers(spec)
@@ -61,6 +66,8 @@ def lay_out_pools(spec: CacheSpec, allocator: str, *, envelope: bool) -> Layout:
     for manager in managers:
         _add_pages(build, manager, spec, pages)
         _add_states(build, manager, spec, envelope)
+        if speculative:
+            _add_draft_states(build, manager, spec)
     return Layout(
         allocator=allocator,
         pools=tuple(build.pools),
@@ -124,16 +131,12 @@ def _add_pages(build: _Build, manager: ManagerLayers, spec: CacheSpec, pages: in
         build.life_cycles.append(LifeCycle(manager.name, group, False, members[0][1].window))
         for index, part in members:
             roles = paged_roles(part, spec)
-            if [role for role, _ in roles] == [KEY, VALUE] and roles[0][1] == roles[1][1] and _token_major(roles[0][1]):
+            if [role for role, _ in roles] == [KEY, VALUE] and roles[0][1] == roles[1][1]:
                 _add_halves(build, manager.name, group, index, roles[0][1], pages)
             else:
                 for role, page in roles:
                     pool = _add_pool(build, manager.name, group, page.span_bytes, pages)
                     _add_buffer(build, "kv-view", index, role, pool, 0, page.span_bytes, page)
-
-
-def _token_major(page: Page) -> bool:
-    return page.axes[0] == "token"
 
 
 def _add_halves(build: _Build, manager: str, group: int, layer: int, page: Page, pages: int) -> None:
@@ -152,12 +155,45 @@ def states_of(layer: RecurrentLayer, spec: CacheSpec) -> list[tuple[str, Page]]:
         axes, shape = ("tap", "channel"), (layer.conv_kernel - 1, channels)
     states = [(CONV_STATE, dense_page(layer.conv_format or spec.conv_format, axes, shape))]
     if layer.state_dim:
-        heads = exact_div(layer.heads, ranks, "recurrent heads over ranks")
-        temporal = (heads, layer.head_dim, layer.state_dim)
+        inner = layer.algorithm == "mamba1"  # a state per channel, told as heads of one dim
+        count, dim = (layer.heads * layer.head_dim, 1) if inner else (layer.heads, layer.head_dim)
+        temporal = (exact_div(count, ranks, "recurrent heads over ranks"), dim, layer.state_dim)
         states.append(
             (SSM_STATE, dense_page(layer.ssm_format or spec.state_format, ("head", "dim", "state"), temporal))
         )
     return states
+
+
+def draft_states_of(layer: RecurrentLayer, spec: CacheSpec) -> list[tuple[str, Page]]:
+    """Return a layer's states after each draft token: windows of the convolution, and temporal states one by one.
+
+    Windows of neighbouring tokens share all taps but one, so a slot holds each channel's taps once, and the windows
+    overlap; where taps lie outermost (KDA) they are apart.
+    """
+    found = []
+    for role, (_, page) in zip((DRAFT_CONV_STATE, DRAFT_SSM_STATE), states_of(layer, spec), strict=False):
+        axes, shape = ("draft", *page.axes), (DRAFT_TOKENS, *page.shape)
+        if page.axes == ("channel", "tap"):
+            item, row = page.format.container_bytes, (DRAFT_TOKENS + page.shape[1] - 1) * page.format.container_bytes
+            windows = strided_page(page.format, axes, shape, (item, row, item))
+            found.append((role, msgspec.structs.replace(windows, self_overlap=page.shape[1] > 1)))
+        else:
+            found.append((role, dense_page(page.format, axes, shape)))
+    return found
+
+
+def _add_draft_states(build: _Build, manager: ManagerLayers, spec: CacheSpec) -> None:
+    """Add the states of draft tokens: ``[layers, requests, state]`` for each kind; slot 0 is the sink."""
+    layers = [(layer.index, part) for layer in manager.layers if (part := recurrent_part(layer.layer)) is not None]
+    if not layers:
+        return
+    slots = (spec.slots or 0) + 1
+    build.life_cycles.append(LifeCycle(manager.name, _DRAFTS, True))
+    for role, page in draft_states_of(layers[0][1], spec):
+        size = page.span_bytes
+        pool = _add_pool(build, manager.name, _DRAFTS, len(layers) * size, slots)
+        for place, (index, _) in enumerate(layers):
+            _add_buffer(build, "state-view", index, role, pool, place * slots * size, size, page)
 
 
 def _add_states(build: _Build, manager: ManagerLayers, spec: CacheSpec, envelope: bool) -> None:
@@ -174,7 +210,7 @@ def _add_states(build: _Build, manager: ManagerLayers, spec: CacheSpec, envelope
     for role, page in states:
         size = page.span_bytes
         if envelope:
-            _require_whole(role, page, start, entry, layers[0][0])
+            require_whole(role, page, start, entry, layers[0][0])
         else:
             pool = _add_pool(build, manager.name, _STATES, len(layers) * size, slots)
         for place, (index, _) in enumerate(layers):
@@ -185,7 +221,7 @@ def _add_states(build: _Build, manager: ManagerLayers, spec: CacheSpec, envelope
         start += len(layers) * size
 
 
-def _require_whole(role: str, page: Page, start: int, entry: int, layer: int) -> None:
+def require_whole(role: str, page: Page, start: int, entry: int, layer: int) -> None:
     """Refuse an envelope whose states do not start, or step, by whole elements; the engine asserts the same."""
     item = page.format.container_bytes
     for size, what in ((start, f"{role} starts at byte"), (entry, "the entry takes bytes")):
@@ -210,5 +246,5 @@ def _add_buffer(
     """Add one buffer of every slot of ``pool``, in the life cycle that was added last."""
     manager, slots = build.pools[pool].manager, build.pools[pool].slot_count
     build.accesses.append(Access(consumer, len(build.buffers), pool, first, stride, slots, page))
-    cycle, size = len(build.life_cycles) - 1, page.format.container_bytes * math.prod(page.shape)
-    build.buffers.append(Buffer(manager, layer, role, cycle, pool, first, stride, slots, size, page))
+    cycle = len(build.life_cycles) - 1
+    build.buffers.append(Buffer(manager, layer, role, cycle, pool, first, stride, slots, data_bytes(page), page))

@@ -240,6 +240,9 @@ def test_every_engine_case_is_in_the_ledger() -> None:
 
 NAMES = (
     "nvfp4-values-as-wide-as-keys.json",
+    "a-kda-state-without-its-key-dim.json",
+    "v-of-another-dim-in-a-hybrid-model.json",
+    "an-empty-state-off-its-element.json",
     "a-pipeline-stage-without-a-cached-layer.json",
     "parts-of-a-block-off-their-element.json",
     "a-group-without-a-layer-on-a-pipeline-stage.json",
