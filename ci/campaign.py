@@ -31,8 +31,9 @@ from ..sim.cache.trace import Trace
 from ..sim.finding import Finding
 from ..sim.limits import faults_outside_limits, limits_of
 from ..sim.registry import resolve
+from ..sim.transfer.pair import Pair
 from ..sim.verdict import judge
-from .cases import Case, add_case, case_files, load_case, require_folder, save_case
+from .cases import Case, CaseInput, add_case, case_files, load_case, require_folder, save_case
 from .determinism import CHUNK_EXAMPLES, chunk_seed, chunk_sizes, without_folder, without_local_constants
 from .engines.comparison import Ahead
 from .ledger import Coverage, Row, SavedCases, coverage_of, row_of
@@ -425,11 +426,11 @@ class Chunk:
             )
 
 
-def broken_allocator(options: Options, judged: CacheSpec | Trace, chunk: int, problem: str) -> SpecError:
+def broken_allocator(options: Options, judged: CaseInput, chunk: int, problem: str) -> SpecError:
     """Return the one line about an allocator that breaks the campaign itself, with its input saved as a case."""
     place = {SAVED_CASES: "on a saved case", REDUCTION: "while a case is reduced"}.get(chunk, f"in chunk {chunk}")
     if options.cases is None:
         return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}")
     path = add_case(Case(allocator=options.allocator, input=judged), options.cases)
-    noun = "trace" if isinstance(judged, Trace) else "spec"
+    noun = {Trace: "trace", Pair: "pair"}.get(type(judged), "spec")
     return SpecError("allocator", f"{shown(options.allocator)} {problem} {place}, on the {noun} of {path}")

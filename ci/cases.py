@@ -76,7 +76,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _DECODER: Final = msgspec.json.Decoder(Case)
-_INPUT_DECODER: Final = msgspec.json.Decoder(CacheSpec | Trace)
+_INPUT_DECODER: Final = msgspec.json.Decoder(CaseInput)
 
 
 def encode_input(value: CaseInput) -> bytes:
@@ -84,8 +84,8 @@ def encode_input(value: CaseInput) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 
-def decode_input(text: bytes) -> CacheSpec | Trace:
-    """Return the spec or trace in ``text``; raise ``SpecError`` for anything else."""
+def decode_input(text: bytes) -> CaseInput:
+    """Return the spec, trace or pair in ``text``; raise ``SpecError`` for anything else."""
     try:
         return _INPUT_DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

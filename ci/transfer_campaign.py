@@ -11,21 +11,22 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
+from ..model.errors import SpecError
 from ..sim.finding import Finding
 from ..sim.registry import Allocator
 from ..sim.transfer.method import Method
 from ..sim.transfer.pair import Pair, judge_pair
 from ..sim.transfer.planning import SOUND
-from .campaign import Options, Progress
-from .cases import Case, FoundRule, add_case, require_folder
-from .chunked import chunk_tasks, chunks_in_order, save_reduced, saved_cases_of
+from .campaign import Options, Progress, broken_allocator
+from .cases import Case, FoundRule, add_case, encode_input, require_folder
+from .chunked import chunk_tasks, save_reduced, saved_cases_of
 from .determinism import chunk_seed, chunk_sizes, without_folder, without_local_constants
+from .ledger import SavedCases
 from .transfer_coverage import SITUATIONS, PairCounts, PairCoverage, coverage_of_pairs, new_counts
 from .transfer_judging import family_of_pairs, judge_transfer, require_transfer
 from .transfer_minima import pair_key, pair_size
@@ -117,21 +118,25 @@ def draw_pairs(seed: int, examples: int, look: Callable[[Pair], None], **drawn: 
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    ended = False
+    raised: list[BaseException] = []
 
     def once(pair: Pair) -> None:
-        nonlocal ended
-        if ended:
+        if raised:
             raise _Stop  # Hypothesis runs the last example once more before it ends
         try:
             look(pair)
-        except BaseException:
-            ended = True
+        except BaseException as error:
+            raised.append(error)
             raise
 
     with without_local_constants(), without_folder(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an example whose text is long
-        seeded(seed)(quiet(given(peer_pairs(**drawn))(once)))()
+        try:
+            seeded(seed)(quiet(given(peer_pairs(**drawn))(once)))()
+        except BaseException:
+            if raised:
+                raise raised[0] from None  # and not what came of the second run
+            raise
 
 
 def run_pairs(
@@ -188,13 +193,15 @@ def run_pair_campaign(
     if options.cases is not None:
         require_folder(options.cases, "cases")
     started = time.monotonic()
-    cases = saved_cases_of(options, Pair, lambda pair, allocator: judge_transfer(pair, allocator).rules)
+    cases = SavedCases((), (), ())
     counts, hits = new_counts(), dict[str, list[PairHit]]()
     examples = known = 0
     interrupted = False
-    tasks = chunk_tasks(options, started, CHUNK_PAIRS)
     try:
-        for chunk in chunks_in_order(partial(run_pair_chunk, options, refusals), tasks, options.workers):
+        for chunk in _chunks(options, refusals, started):
+            if isinstance(chunk, SavedCases):
+                cases = chunk
+                continue
             for rule, found in chunk.hits.items():
                 hits.setdefault(rule, []).extend(
                     msgspec.structs.replace(hit, examples_to_find=examples + hit.examples_to_find) for hit in found
@@ -208,10 +215,11 @@ def run_pair_campaign(
     except KeyboardInterrupt:
         interrupted = True
     faults = []
-    for found in sorted(hits.values(), key=lambda entry: (entry[0].examples_to_find, entry[0].rule)):
-        fault, ended = _settle(found, options, refusals, reduce=options.reduce and not interrupted)
-        interrupted = interrupted or ended
-        faults.append(fault)
+    with _settler(options) as settle_hits:
+        for found in sorted(hits.values(), key=lambda entry: (entry[0].examples_to_find, entry[0].rule)):
+            fault, ended = settle_hits(found, options, refusals, options.reduce and not interrupted)
+            interrupted = interrupted or ended
+            faults.append(fault)
     return PairCampaign(
         allocator=options.allocator,
         seed=options.seed,
@@ -225,29 +233,105 @@ def run_pair_campaign(
     )
 
 
-def run_pair_chunk(options: Options, refusals: str, chunk: int, count: int) -> PairChunk:
-    """Draw and judge ``count`` pairs; the first case of each rule is saved at once."""
-    counts, hits = new_counts(), dict[str, list[PairHit]]()
-    examples = known = 0
+def _chunks(options: Options, refusals: str, started: float) -> Iterator[PairChunk | SavedCases]:
+    """Yield what became of the saved cases, then the chunks in order, run here or by worker processes.
 
-    def look(pair: Pair) -> None:
-        nonlocal examples, known
-        judged = judge_transfer(pair, options.allocator)
-        examples += 1
-        counts.count(pair, judged)
-        outside = judged.outside(refusals)
-        known += len(judged.excused)
+    On Ctrl-C the chunks begun are yielded as far as they got, and ``KeyboardInterrupt`` is raised after them.
+    """
+    tasks = chunk_tasks(options, started, CHUNK_PAIRS)
+    if options.workers > 1 or options.isolate:
+        from .transfer_workers import chunks_of_workers
+
+        yield from chunks_of_workers(options, refusals, tasks)
+        return
+    yield judge_saved_pairs(options)
+    for chunk, count in tasks:
+        run = PairRun(options, refusals, chunk)
+        try:
+            run.run(count)
+        except KeyboardInterrupt:
+            yield run.result()
+            raise
+        yield run.result()
+
+
+Settle = Callable[[list[PairHit], Options, str, bool], tuple[PairFault, bool]]
+
+
+def _settler(options: Options) -> contextlib.AbstractContextManager[Settle]:
+    """Return what reduces and saves the hits of a rule, here or in a process of its own."""
+    if not options.isolate:
+        return contextlib.nullcontext(settle)
+    from .transfer_workers import settling_worker
+
+    return settling_worker(options)
+
+
+def judge_saved_pairs(options: Options, record: Callable[[bytes], None] = lambda pair: None) -> SavedCases:
+    """Judge the saved pairs of the campaign's folder again, those of its allocator; ``record`` is told each."""
+    return saved_cases_of(options, Pair, lambda pair, allocator: judge_transfer(pair, allocator).rules, record)
+
+
+class PairRun:
+    """One chunk while it runs.
+
+    ``record`` is told each pair before it is judged, and ``stopped`` is asked whether to end before the next.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        refusals: str,
+        chunk: int,
+        record: Callable[[bytes], None] = lambda pair: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._options, self._refusals, self._chunk = options, refusals, chunk
+        self._record, self._stopped = record, stopped
+        self._counts, self._hits = new_counts(), dict[str, list[PairHit]]()
+        self._examples = self._known = 0
+
+    def run(self, count: int) -> None:
+        """Draw and judge ``count`` pairs; the first case of each rule is saved at once.
+
+        Raises ``SpecError`` for an allocator whose answer cannot be judged, with the pair saved.
+        """
+        family = self._options.family or family_of_pairs(self._options.allocator)
+        with contextlib.suppress(_Stop):
+            draw_pairs(chunk_seed(self._options.seed, self._chunk), count, self._look, family=family)
+
+    def result(self) -> PairChunk:
+        """Return what was found so far."""
+        return PairChunk(self._examples, self._known, self._hits, self._counts)
+
+    def _look(self, pair: Pair) -> None:
+        if self._stopped():
+            raise _Stop
+        self._record(encode_input(pair))
+        try:
+            judged = judge_transfer(pair, self._options.allocator)
+        except Exception as error:
+            raise no_verdict(self._options, pair, self._chunk, error) from None
+        self._examples += 1
+        self._counts.count(pair, judged)
+        outside = judged.outside(self._refusals)
+        self._known += len(judged.excused)
         for fault in outside:
-            held = hits.setdefault(fault.rule, [])
+            held = self._hits.setdefault(fault.rule, [])
             if len(held) < STARTS and not any(hit.pair == pair for hit in held):
-                held.append(PairHit(fault.rule, fault.message, pair, examples, _saved(options, pair, fault, held)))
-        if options.stop_rule in hits:
+                saved = _saved(self._options, pair, fault, held)
+                held.append(PairHit(fault.rule, fault.message, pair, self._examples, saved))
+        if self._options.stop_rule in self._hits:
             raise _Stop
 
-    family = options.family or family_of_pairs(options.allocator)
-    with contextlib.suppress(_Stop):
-        draw_pairs(chunk_seed(options.seed, chunk), count, look, family=family)
-    return PairChunk(examples, known, hits, counts)
+
+def no_verdict(options: Options, pair: Pair, chunk: int, error: Exception) -> SpecError:
+    """Return the error of a pair that cannot be judged, the pair saved."""
+    if isinstance(error, SpecError):
+        problem = error.problem if error.field == "allocator" else str(error)
+    else:
+        problem = f"gave layouts between which nothing can be moved ({type(error).__name__}: {error})"
+    return broken_allocator(options, pair, chunk, problem)
 
 
 def _saved(options: Options, pair: Pair, fault: Finding, held: list[PairHit]) -> str | None:
@@ -263,14 +347,30 @@ def pair_case(allocator: str, pair: Pair, fault: Finding | PairHit) -> Case:
     return Case(allocator=allocator, input=pair, found=(FoundRule(rule=fault.rule, message=fault.message),))
 
 
-def _settle(hits: list[PairHit], options: Options, refusals: str, *, reduce: bool) -> tuple[PairFault, bool]:
-    """Return the fault of one rule, reduced and saved, and whether Ctrl-C ended the reduction."""
+def settle(
+    hits: list[PairHit],
+    options: Options,
+    refusals: str,
+    reduce: bool,
+    record: Callable[[bytes], None] = lambda pair: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[PairFault, bool]:
+    """Return the fault of one rule, reduced and saved, and whether Ctrl-C (or ``stopped``) ended the reduction.
+
+    ``record`` is told each pair before it is judged.
+    """
     rule = hits[0].rule
     starts = sorted(hits[: 2 * STARTS], key=lambda entry: pair_key(entry.pair))[:STARTS]
     best = [starts[0]]
 
     def fails(candidate: Pair) -> bool:
-        outside = judge_transfer(candidate, options.allocator).outside(refusals)
+        if stopped():
+            raise KeyboardInterrupt
+        record(encode_input(candidate))
+        try:
+            outside = judge_transfer(candidate, options.allocator).outside(refusals)
+        except Exception:  # too large to be proved, or an answer that is no layout: another failure than this one
+            return False
         message = next((fault.message for fault in outside if fault.rule == rule), None)
         if message is None:
             return False

@@ -42,7 +42,7 @@ SITUATIONS: Final = (
 class PairCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of each verdict, refused pairs of each reason, and pairs moved in each situation (``classes``).
 
-    ``classes_never`` are situations that never came about.
+    ``classes_never`` are situations that never came about; ``cases_unreadable`` files that are no case known here.
     """
 
     verdicts: dict[str, int]
@@ -52,6 +52,7 @@ class PairCoverage(msgspec.Struct, frozen=True, kw_only=True):
     cases_run: list[str] = []
     cases_failing: list[str] = []
     cases_not_run: list[str] = []
+    cases_unreadable: list[str] = []
 
 
 class PairCounts(msgspec.Struct):
@@ -92,6 +93,7 @@ def coverage_of_pairs(counts: PairCounts, cases: SavedCases) -> PairCoverage:
         cases_run=sorted(cases.run),
         cases_failing=sorted(cases.failing),
         cases_not_run=sorted(cases.not_run),
+        cases_unreadable=sorted(cases.unreadable),
     )
 
 

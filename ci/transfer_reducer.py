@@ -2,7 +2,8 @@
 
 Some steps change both sides at once: the sides change places, a layer goes while one side's stages were counted out,
 one side's ranks become more so that the other's may be fewer. So a pair that neither side gets simpler of is looked at
-from farther away: with any one or two of its layers under any two of a few parallel layouts, the simplest first.
+from farther away: with any one or two of its layers, or a single layer of each kind, under any two of a few parallel
+layouts, the simplest first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from ..model.errors import SpecError
+from ..model.formats import ElementFormat
+from ..model.layers import AttentionLayer, LatentLayer, RecurrentLayer
 from ..model.parallel import ParallelLayout
 from ..model.spec import CacheSpec
 from ..sim.transfer.pair import Pair
@@ -22,6 +25,15 @@ from .reducer import reduce_spec
 from .transfer_minima import pair_key
 
 _LAYOUTS: Final = (ParallelLayout(), ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(pp=2))
+_STATES: Final = [
+    RecurrentLayer(
+        algorithm="gdn", heads=heads, head_dim=1, groups=heads, state_dim=1, conv_kernel=2, ssm_format=format
+    )
+    for heads in (1, 2)
+    for format in (None, ElementFormat.FP32)
+]
+_LAYERS: Final = (AttentionLayer(kv_heads=1, head_dim=128), LatentLayer(latent_dim=128), *_STATES)
+"""Layers that are tried as the whole model."""
 _OWN: dict[str, Any] = {"source_dp": 0, "destination_dp": 0, "source_allocator": None, "destination_allocator": None}
 """What a pair has beside its specs, at its simplest."""
 
@@ -62,7 +74,8 @@ def _reduced(pair: Pair, fails: Callable[[Pair], bool], max_checks: int) -> Pair
 def _jumps(pair: Pair) -> list[Pair]:
     """Return simpler pairs with some of the layers of ``pair`` under other parallel layouts, the simplest first."""
     distinct = list(dict.fromkeys(pair.source.layers))
-    some = [pair.source.layers, *((layer,) for layer in distinct), *itertools.product(distinct, repeat=2)]
+    singles = [(layer,) for layer in (*distinct, *_LAYERS)]
+    some = [pair.source.layers, *singles, *itertools.product(distinct, repeat=2)]
     found = []
     for layers, source, destination in itertools.product(dict.fromkeys(some), _LAYOUTS, _LAYOUTS):
         sides = (("source", pair.source, source), ("destination", pair.destination, destination))

@@ -1,9 +1,9 @@
 """Chunks on worker processes, which may be interrupted, or taken down by an allocator, without losing what they found.
 
-Each worker writes down the spec or trace that it is about to judge, in a chunk as in a reduction. When a process ends
-in the middle (an allocator in C that crashes, ``os._exit``, no memory left), that input is tried once more in a process
-of its own, so that the message can name it. Ctrl-C and SIGTERM reach the workers too: they end before their next
-example and hand over what they have.
+Each worker writes down the spec, trace or pair that it is about to judge, in a chunk as in a reduction. When a process
+ends in the middle (an allocator in C that crashes, ``os._exit``, no memory left), that input is tried once more in a
+process of its own, so that the message can name it. Ctrl-C and SIGTERM reach the workers too: they end before their
+next example and hand over what they have.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..model.errors import SpecError, shown
-from ..model.spec import CacheSpec, decode_spec, encode_spec
+from ..model.spec import decode_spec, encode_spec
 from ..sim.cache.names import layout_allocator
 from ..sim.cache.trace import Trace
 from ..sim.registry import resolve
+from ..sim.transfer.names import transfer_named
+from ..sim.transfer.pair import Pair
+from ..sim.transfer.planning import SOUND
 from ..sim.verdict import judge
 from .campaign import REDUCTION, SAVED_CASES, Chunk, ChunkResult, Options, broken_allocator, judge_saved_cases
-from .cases import decode_input
+from .cases import CaseInput, decode_input
 from .ledger import SavedCases
 from .reduction import Reduction, RuleHits
 
@@ -206,7 +209,7 @@ class Workers:
         return SpecError("workers", f"{problem}; is there memory enough for {self._options.workers} workers?")
 
 
-def _exit_code(allocator: str, judged: CacheSpec | Trace) -> int | None:
+def _exit_code(allocator: str, judged: CaseInput) -> int | None:
     """Return the exit status of a process of its own that judges an input; None when it has to be stopped."""
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_judge_alone, args=(allocator, judged), daemon=True)
@@ -220,13 +223,17 @@ def _exit_code(allocator: str, judged: CacheSpec | Trace) -> int | None:
     return code
 
 
-def _judge_alone(allocator: str, judged: CacheSpec | Trace) -> None:
+def _judge_alone(allocator: str, judged: CaseInput) -> None:
     _begin()
     with contextlib.suppress(Exception):
         if isinstance(judged, Trace):
             from ..sim.cache.run import run_trace
 
             run_trace(judged, allocator)
+        elif isinstance(judged, Pair):
+            from .transfer_judging import judge_transfer
+
+            judge_transfer(judged, allocator)
         else:
             judge(judged, resolve(allocator))
     sys.stderr.flush()
@@ -287,7 +294,8 @@ def _load(allocator: str, notes: str) -> Failure | None:
     loading = Path(notes, _LOADING)
     loading.touch()
     try:
-        resolve(layout_allocator(allocator))
+        if transfer_named(allocator)[0] is SOUND and allocator != SOUND.name:
+            resolve(layout_allocator(allocator))
     except SpecError as error:
         return Failure(error.field, error.problem)
     finally:

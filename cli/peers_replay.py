@@ -74,11 +74,12 @@ def replay_pair(judged: JudgedPair, method: Method, options: ReplayOptions) -> R
     if options.processes:
         return _with_processes(judged, method, options)
     from ..kernels.device import open_device
-    from ..kernels.transfers.one_device import replay_transfer, require_memory
 
-    require_memory(judged.verdict, options.max_bytes)
     try:
-        device = open_device(options.device)
+        device = open_device(options.device)  # says what is missing, before anything that needs it is imported
+        from ..kernels.transfers.one_device import replay_transfer, require_memory
+
+        require_memory(judged.verdict, options.max_bytes)
         moved = replay_transfer(device, judged.verdict, max_bytes=options.max_bytes)
     except MemoryError as error:
         raise SpecError("--max-memory", f"the device has not enough memory: {error}") from None

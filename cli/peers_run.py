@@ -104,8 +104,9 @@ def run_pair(config: str, other: str | None, words: Mapping[str, Any], json: boo
 
         console = terminal()
         report_pair(console, judged, moved)
-        if kept is not None:
-            console.print(f"\nSaved as {printable_path(kept)}", markup=False, soft_wrap=True)
+        if words["save"] is not None:
+            said = "Nothing saved: the pair is clean" if kept is None else f"Saved as {printable_path(kept)}"
+            console.print(f"\n{said}", markup=False, soft_wrap=True)
         print_report(console)
     return exit_status(judged, moved)
 

@@ -57,7 +57,8 @@ def report_pair(console: Console, judged: JudgedPair, moved: ReplayedPair | None
 
 
 def _print_replay(console: Console, moved: ReplayedPair) -> None:
-    where = f"{moved.processes} processes, {moved.device}" if moved.processes else printable_line(moved.device)
+    count = "1 process" if moved.processes == 1 else f"{moved.processes} processes"
+    where = f"{count}, {moved.device}" if moved.processes else printable_line(moved.device)
     heading(console, f"replayed on real memory: {where}")
     _print_findings(console, moved.findings, titled=False)
     if not moved.findings:

@@ -23,6 +23,8 @@ from .specs import cache_specs
 _TENSOR: Final = ("tp1", "tp2", "tp4", "adp2", "tep4", "tp8", "adp4", "tp3", "tp6")
 _STAGES: Final = (1, 1, 1, 1, 2, 3)
 _TOKENS: Final = (1, 2, 4, 8)
+_OTHER_TOKENS: Final = (*_TOKENS, 3)
+"""Tokens per block of a destination that has its own: divisible, or not."""
 _SAME: Final = (False,) * 7 + (True,)
 """One in eight sides differs in something beside its parallel layout."""
 
@@ -52,7 +54,7 @@ def _pairs(draw: st.DrawFn, sources: st.SearchStrategy[CacheSpec], alike: bool) 
     one, other = _parallel(draw, stages), _parallel(draw, stages)
     changes: dict[str, Any] = {"parallel": other}
     if not alike and draw_one(draw, _SAME):
-        changes["tokens_per_block"] = draw_one(draw, _TOKENS)
+        changes["tokens_per_block"] = draw_one(draw, _OTHER_TOKENS)
     if not alike and draw_one(draw, _SAME):
         order = "NHD" if source.consumer.kv_layout == "HND" else "HND"
         changes["consumer"] = msgspec.structs.replace(source.consumer, kv_layout=order)

@@ -102,9 +102,10 @@ def prove(source: Sequence[Layout], destination: Sequence[Layout], copies: Seque
 def stage(source: Sequence[Layout], destination: Sequence[Layout]) -> Staging:
     """Return both sides with a request in their slots; raises as ``prove`` does."""
     tokens = _tokens(source), _tokens(destination)
-    positions = 2 * max(tokens)
-    senders = [_rank(layout, tokens[0], positions, reverse=True) for layout in source]
-    receivers = [_rank(layout, tokens[1], positions, reverse=False) for layout in destination]
+    counts = [div_up(2 * max(tokens), each) for each in tokens]  # of blocks; the last may be short on one side
+    positions = max(count * each for count, each in zip(counts, tokens, strict=True))
+    senders = [_rank(layout, counts[0], reverse=True) for layout in source]
+    receivers = [_rank(layout, counts[1], reverse=False) for layout in destination]
     everyone = [*senders, *receivers]
     recurrent = {
         plane.name
@@ -149,15 +150,15 @@ def _tokens(layouts: Sequence[Layout]) -> int:
     return spec.tokens_per_block
 
 
-def _rank(layout: Layout, tokens: int, positions: int, *, reverse: bool) -> StagedRank:
-    """Return one rank with slots for the request: not in order, and not from slot 0 on both sides."""
+def _rank(layout: Layout, blocks: int, *, reverse: bool) -> StagedRank:
+    """Return one rank with slots for a request of ``blocks``: not in order, and not from slot 0 on both sides."""
     planes: dict[int, list[Plane]] = {}
     for plane in planes_of(layout):
         planes.setdefault(plane.pool, []).append(plane)
     slots = []
     taken: dict[tuple[str, int], int] = {}
     for cycle in layout.life_cycles:
-        count = REQUESTS if cycle.recurrent else exact_div(positions, tokens, "blocks of a request")
+        count = REQUESTS if cycle.recurrent else blocks
         group = (cycle.manager, cycle.group)
         first = taken.get(group, 0 if reverse else 1)
         taken[group] = first + count

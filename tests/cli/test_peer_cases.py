@@ -54,6 +54,35 @@ def test_a_pair_never_names_code(tmp_path) -> None:
         decode_case(text)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"source": {"kvsan": "pair"}}, "Invalid value 'pair'"),
+        ({"source_dp": 1}, "source_dp: found 1, needs a whole number from 0 to 0"),
+        ({"source_dp": 2**70}, "source_dp: found "),
+        ({"destination": None}, "$.input.destination"),
+        ({"version": 2}, "$.input.version"),
+        ({"more": 1}, "unknown field `more`"),
+        ({"source": {"tokens_per_block": 2**40}}, "tokens_per_block: found 1099511627776"),
+        ({"source": {"parallel": {"tp": 1024}}}, "found 1024 ranks that hold a request, needs at most 512"),
+        ({"source": {"parallel": {"tp": 0}}}, "tp: found 0"),
+        ({"source": {"parallel": {"pp": 100}}}, "pp: found 100 pipeline stages for 1 layer"),
+        ({"source": {"layers": []}}, "layers: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["peers", "check", "shrink"])
+def test_a_hostile_case_is_one_line(run, tmp_path, command: str, change: dict, words: str) -> None:
+    document = msgspec.json.decode(saved(tmp_path).read_bytes())
+    for field, value in change.items():
+        held = document["input"].get(field)
+        document["input"][field] = held | value if isinstance(held, dict) and isinstance(value, dict) else value
+    path = tmp_path / "hostile.json"
+    path.write_bytes(msgspec.json.encode(document))
+    ran = run(command, path)
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert words in ran.err
+
+
 def test_fuzz_peers_finds_reduces_and_saves(run, tmp_path) -> None:
     options = ["--peers", "--allocator", "fault:layers-by-position", "--max-examples", "30", "--cases", tmp_path]
     ran = run("fuzz", *options, "--json")

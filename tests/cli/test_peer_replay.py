@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +124,43 @@ def test_bad_input_is_one_line(run, spec, options: tuple[str, ...], line: str) -
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(f"kvsan: {line}")
     assert ran.err.count("\n") == 1
+
+
+COMMAND = [sys.executable, "-m", "kvsan", "peers", "spec.json", *PAIR, "--processes", "--json"]
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kill_child", "status", "words"), [(False, 130, "kvsan: interrupted"), (True, 1, "ended by SIGKILL")]
+)
+def test_the_command_and_its_processes_end_together(spec, tmp_path, kill_child: bool, status: int, words: str) -> None:
+    """SIGTERM to the command, and the loss of one of its three processes."""
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(
+        COMMAND, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    end = time.monotonic() + 60
+    while len(children := children_of(process.pid)) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(children[1] if kill_child else process.pid, signal.SIGKILL if kill_child else signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, words in out + err) == (status, True), (out, err)
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_closed_standard_streams_disturb_no_process(spec, tmp_path) -> None:
+    line = f"{shlex.join(COMMAND)} <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

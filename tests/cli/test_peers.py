@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -121,3 +123,20 @@ def test_bad_input_is_one_line_and_exit_2(run, reference, options: tuple[str, ..
     assert (ran.status, ran.out) == (2, "")
     assert ran.err.startswith(line)
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--processes",), ("--device", "cuda")])
+def test_a_replay_without_torch_is_one_line(run, reference, monkeypatch, more: tuple[str, ...]) -> None:
+    """Found in a fresh environment, where the package that a replay needs is not installed."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("kvsan.kernels.transfers")]:
+        monkeypatch.delitem(sys.modules, name)
+    ran = run("peers", reference, "--src", "tp1", "--dst", "tp2", "--replay", *more)
+    assert (ran.status, ran.out) == (2, "")
+    assert "needs the package torch, which is not installed: pip install 'kvsan[kernels]'" in ran.err
+
+
+def test_a_clean_pair_is_not_saved_and_that_is_said(run, reference, tmp_path) -> None:
+    ran = run("peers", reference, "--src", "tp1", "--dst", "tp2", "--save", tmp_path)
+    assert (ran.status, list(tmp_path.iterdir())) == (0, [])
+    assert "Nothing saved: the pair is clean" in ran.out

@@ -97,9 +97,10 @@ def _heads_times_ranks(layout: Layout) -> Registration:
 
 
 def _totals_not_compared(source: Held, destination: Held) -> Finding | None:
-    """Compare nothing that follows from the number of heads."""
+    """Compare nothing that follows from the number of heads, where blocks have equal tokens."""
     one, other = source.role_layout, destination.role_layout
-    alike = (one.kind, one.format) == (other.kind, other.format)
+    tokens = one.block_tokens, one.page_tokens
+    alike = (one.kind, one.format, *tokens) == (other.kind, other.format, other.block_tokens, other.page_tokens)
     return None if alike and one.kind in ("HND", "NHD") else compare(source, destination)
 
 

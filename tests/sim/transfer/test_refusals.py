@@ -17,6 +17,7 @@ from kvsan.sim.layout import Layout
 from kvsan.sim.page import Page
 from kvsan.sim.registry import allocate
 from kvsan.sim.rejection import Rejected
+from kvsan.sim.transfer.faulty import method_named
 from kvsan.sim.transfer.pair import Pair, PairVerdict, judge_pair, lay_out
 from kvsan.sim.transfer.planning import plan_transfer
 from kvsan.sim.transfer.proof import prove
@@ -187,3 +188,17 @@ def test_pairs_are_validated() -> None:
         Pair(source=spec(), destination=spec(layout="adp2"), destination_dp=2)
     with pytest.raises(SpecError, match="ranks that hold a request"):
         Pair(source=spec(layout="tp1024"), destination=spec())
+
+
+@pytest.mark.parametrize(("mine", "yours"), [(4, 3), (3, 4), (2, 7), (31, 32)])
+def test_blocks_that_do_not_divide_are_refused_or_of_no_matter(mine: int, yours: int) -> None:
+    """States alone move whatever the blocks are, and a method that compares nothing is judged too."""
+    state = RecurrentLayer(algorithm="gdn", heads=2, head_dim=2, groups=2, state_dim=2, conv_kernel=3)
+    for layer, status, wrong in (
+        (state, "clean", "clean"),
+        (AttentionLayer(kv_heads=2, head_dim=8), "refused", "findings"),
+    ):
+        one = CacheSpec(layers=(layer,), tokens_per_block=mine)
+        pair = Pair(source=one, destination=msgspec.structs.replace(one, tokens_per_block=yours))
+        assert judge_pair(pair).status == status
+        assert judge_pair(pair, method=method_named("fault:block-for-block")).status == wrong
