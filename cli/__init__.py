@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from . import interrupts
 from .status import BAD_INPUT, CLEAN, INTERRUPTED
 
 PATIENCE_SECONDS: Final = 2
@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if argv is not None:
         raise SystemExit(run(argv))
     _hold_standard_descriptors()
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.install()
     status = run(sys.argv[1:])
     left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in left:
