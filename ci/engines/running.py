@@ -11,7 +11,7 @@ from typing import Any, Final
 from ...sim.cache.refusal import Refused
 from ...sim.cache.sequence import token_of
 from ...sim.cache.trace import TEXTS, Operation, requests_of, words
-from ...sim.engines.lifecycle import BlockShadow, Request, State, blocks_of, null_blocks, read_state
+from ...sim.engines.lifecycle import BlockShadow, Part, Request, State, blocks_of, null_blocks, read_state
 from ...sim.rejection import Rejected
 from .installed import ask, named
 from .supervisor import EngineEnded, EngineProcess
@@ -32,13 +32,27 @@ class EngineCache:
         self._process = process
         self._id = next(_NUMBERS)
         self._admitted = 0
-        self.shadow = BlockShadow(named(process))
+        self.shadow = self.new_shadow(named(process))
         answer = ask(process, {**opening, "cache": "open", "id": self._id})
-        self.state = read_state(answer, self.shadow.engine)
+        self.state = self.read(answer)
         self.requests: dict[int, Request] = {}
         self.flight: list[set[int]] = []
         self.seen: set[str] = set()
         self._before: dict[int, tuple[tuple[int, ...], ...]] = {}
+
+    def new_shadow(self, engine: str) -> BlockShadow:
+        """Return the shadow that checks this kind of manager."""
+        return BlockShadow(engine)
+
+    def read(self, answer: dict[str, Any]) -> State:
+        """Return the state that the manager answers."""
+        return read_state(answer, self.shadow.engine)
+
+    def wanted(self, request: Request, part: Part, chunk: int) -> tuple[int, int]:
+        """Return the first token that a step has to take of a request, and how many."""
+        begins = request.computed if request.running else part.hit
+        waiting = len(request.contents) - begins
+        return begins, min(waiting, chunk) if chunk else waiting
 
     @property
     def crowd(self) -> int:
@@ -148,7 +162,7 @@ class EngineCache:
         self.state = state
         if not state.scheduled:
             if not state.preempted:
-                self._check_refusal(state, ready)
+                self.check_refusal(state, ready)
             raise Refused("no-room", "the engine schedules none of the requests")
         self.flight.append({part.request for part in state.scheduled})
         if len(self.flight) == FLIGHT:
@@ -165,9 +179,7 @@ class EngineCache:
             request = self.requests.get(part.request)
             if request is None or part.request not in ready:
                 raise EngineEnded(f"{self.shadow.engine} scheduled request {part.request}, which has nothing waiting")
-            waiting = len(request.contents) - part.start
-            count = min(waiting, chunk) if chunk else waiting
-            begins = request.computed if request.running else part.hit
+            begins, count = self.wanted(request, part, chunk)
             if (part.start, part.count) != (begins, count) or part.count < 1:
                 self.shadow.report(
                     "freshness",
@@ -177,7 +189,7 @@ class EngineCache:
                 )
             request.running = True
 
-    def _check_refusal(self, state: State, ready: list[int]) -> None:
+    def check_refusal(self, state: State, ready: list[int]) -> None:
         """Report a step that takes up nobody, where there are blocks for all tokens of the first that could go on."""
         first = next((number for number in ready if self.requests[number].running), ready[0])
         rows = dict(state.tables).get(first, ())
@@ -213,4 +225,4 @@ class EngineCache:
 
     def _answer(self, what: str, **arguments: object) -> State:
         answer = ask(self._process, {"cache": what, "id": self._id, **arguments})
-        return read_state(answer, self.shadow.engine)
+        return self.read(answer)

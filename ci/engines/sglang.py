@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ...model.layers import paged_part, recurrent_part
+from ...model.rank import manager_layers
 from ...model.spec import CacheSpec
 from ...sim.allocators.sglang import allocators as models
 from ...sim.allocators.sglang.support import reasons
@@ -16,6 +18,7 @@ from ...sim.registry import Allocator
 from ...sim.rejection import Rejected
 from .comparison import EngineAllocator
 from .installed import SGLANG, Installed, ask
+from .running_radix import RadixEngineCache
 
 VARIANTS: Final[dict[str, tuple[str, Allocator]]] = {
     "sglang-engine": ("plain", models.allocate_sglang),
@@ -52,6 +55,37 @@ class SglangAllocator(EngineAllocator):
     def request(self, spec: CacheSpec) -> dict[str, Any]:
         """Return what the engine is asked for ``spec``; raise ``Rejected`` where a quota leaves no page."""
         return request_of(spec, VARIANTS[self.name][0])
+
+    @property
+    def reuses(self) -> bool:
+        """Whether traces run with the radix tree: one allocator runs without, so that both are tried."""
+        return self.name != "sglang-engine-envelope"
+
+    def running_cache(self, spec: CacheSpec) -> RadixEngineCache:
+        """Return the engine's slot allocators and its radix tree, opened for ``spec``.
+
+        Raises ``Rejected`` where the engine does not open them, and for what is not driven: models of which some layer
+        has states, or none keeps all tokens, and the unified buffer. ``sglang-engine-speculative`` has the free list
+        sorted, as servers that only prefill or decode have it.
+        """
+        self.model(spec)
+        request = self.request(spec)
+        layers = [held.layer for held in manager_layers(spec)[0].layers]  # drafts of their own use the same slots
+        parts = [part for layer in layers if (part := paged_part(layer)) is not None]
+        windows = {part.window for part in parts}
+        states = any(recurrent_part(layer) is not None for layer in layers)
+        if states or None not in windows or len(windows) > 2 or "unified" in self.name:  # all tokens, and one window
+            raise Rejected(
+                f"traces over {self.name} take models whose layers keep all tokens, but for those of one window, and "
+                "have no state",
+                "use --allocator sglang-engine and other layers",
+                supported=False,
+            )
+        window = max((window for window in windows if window is not None), default=0)
+        return RadixEngineCache(
+            self.process,
+            {**request, "window": window, "caching": self.reuses, "sorted": self.name == "sglang-engine-speculative"},
+        )
 
     def lay_out(self, spec: CacheSpec, expected: Rejected | None) -> Layout:
         """Ask the engine for its pools."""

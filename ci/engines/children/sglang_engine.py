@@ -75,10 +75,16 @@ class Pools:
 
     def __init__(self, pools: Any, version: str) -> None:
         self._pools = pools
+        self._cache: Any = None
         self.greeting = {"engine": "SGLang", "version": version}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the pools of a request, or the slots that its allocator hands out, or the seconds of ``bare`` ones."""
+        """Return the pools of a request, or the slots that its allocator hands out, or the seconds of ``bare`` ones.
+
+        With ``cache``, do an operation of a trace over allocators and prefix cache.
+        """
+        if "cache" in request:
+            return dict(self._caches().answer(request))
         if "alloc" in request:
             return dict(self._pools.handed_out(request["alloc"]))
         if "bare" in request:
@@ -96,6 +102,12 @@ class Pools:
         names = [group.name for group in made]
         said = {"blocks": request["pages"] + 1, "groups": groups, "names": names, "reported": reported}
         return {**said, **described(views)}
+
+    def _caches(self) -> Any:
+        """Return what drives the engine's allocators and prefix cache, imported when it is first asked for."""
+        if self._cache is None:
+            self._cache = importlib.import_module("sglang_cache").Caches()
+        return self._cache
 
     def bare_seconds(self, requests: list[dict[str, Any]]) -> float:
         """Return the seconds that the pools of ``requests`` alone take, with nothing told of them."""
