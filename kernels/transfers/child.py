@@ -43,7 +43,8 @@ class Job(msgspec.Struct, frozen=True):
     """What all processes of a transfer are told: the first ranks are the source's, the others the destination's.
 
     ``method`` names the transfer, the allocators lay out the sides; ``seconds`` is how long a message may take.
-    ``processes`` have the ranks among them, 0 stands for one process a rank.
+    ``processes`` have the ranks among them, 0 stands for one process a rank. Where they ``share`` GPUs, NCCL takes each
+    for a host of its own, as it refuses two ranks of one host on one GPU: messages go through sockets then.
     """
 
     pair: Pair
@@ -56,6 +57,7 @@ class Job(msgspec.Struct, frozen=True):
     seconds: float
     message_bytes: int = MESSAGE_BYTES
     processes: int = 0
+    share: bool = False
 
     @property
     def world(self) -> int:
@@ -149,12 +151,14 @@ class _Process:
         device = torch.device("cpu")
         if job.device == "cuda":
             count = torch.cuda.device_count()
-            if count < job.world:
+            if count < job.world and not (job.share and count):
                 problem = f"cuda with {job.world} processes needs a GPU for each, and there are {count}"
                 raise SpecError("--device", f"{problem}: use --device cpu, or leave --processes out")
             if not dist.is_nccl_available():
                 raise SpecError("--device", f"cuda needs NCCL, which torch {torch.__version__} was built without")
-            device = torch.device("cuda", self.number)
+            device = torch.device("cuda", self.number % count)
+            if job.share:
+                os.environ["NCCL_HOSTID"] = f"kvsan-{self.number}"
             torch.cuda.set_device(device)  # before the meeting: else all of them open a context on the first GPU
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")  # all of them are on this host
@@ -239,7 +243,7 @@ class _Process:
         """Wait until all processes are here, and their devices done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            dist.barrier(device_ids=[self.number])
+            dist.barrier(device_ids=[self.device.index])
         else:
             dist.barrier()
 

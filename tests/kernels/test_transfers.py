@@ -438,13 +438,26 @@ def test_two_gpus_move_through_nccl(gpu: Device, source: str, destination: str, 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("source", "destination", "processes"), [("tp1", "tp1", 2), ("tp2", "tp4", 2), ("tp4", "tp1", 0)]
+)
+def test_processes_that_share_gpus_move_through_nccl(
+    gpu: Device, source: str, destination: str, processes: int
+) -> None:
+    """What two GPUs need of NCCL, a process for each rank, on one: NCCL takes each process for a host of its own."""
+    moves_through_nccl(msgspec.structs.replace(nccl_job(source, destination, processes), share=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [False, True], ids=["one process", "a process a rank"])
 @pytest.mark.parametrize("name", ["fault:every-replica-sends", "fault:wire-typed-by-first-pool"])
-def test_a_faulty_transfer_through_nccl_is_as_predicted(gpu: Device, name: str) -> None:
+def test_a_faulty_transfer_through_nccl_is_as_predicted(gpu: Device, name: str, share: bool) -> None:
     (fault,) = [fault for fault in TRANSFER_FAULTS if fault.name == name]
     pair = fault.minimum
     ranks = [spec.parallel.world_size for spec in (pair.source, pair.destination)]
     from kvsan.ci.transfer_processes import move_between_processes
     from kvsan.kernels.transfers.child import Job
 
-    job = Job(pair, name, "trtllm-v2", "trtllm-v2", "cuda", *ranks, 120.0, processes=1)
-    assert move_between_processes(job)[0].differences == ()
+    processes = 0 if share else 1
+    job = Job(pair, name, "trtllm-v2", "trtllm-v2", "cuda", *ranks, 120.0, processes=processes, share=share)
+    assert [report.differences for report in move_between_processes(job)] == [()] * job.world
