@@ -17,6 +17,7 @@ from ..sim.registry import is_foreign
 from ..sim.transfer.names import is_faulty_transfer
 from ..strategies.families import family_named
 from .allocator_choice import import_from_here
+from .fuzz_engine import engine_of
 from .output import print_report, stdout_kept, terminal, write_json
 from .status import CLEAN, INTERRUPTED, WRONG
 
@@ -124,11 +125,16 @@ def _whole(given: Mapping[str, str | None], option: str, low: int, high: int) ->
 
 
 def result_document(result: Result | TraceResult | PairCampaign) -> dict[str, object]:
-    """Return the JSON document of a campaign; ``operations`` are counted where it was one of traces."""
+    """Return the JSON document of a campaign; ``operations`` are counted where it was one of traces.
+
+    ``engine`` is the name and version of the installed engine that the allocator asks, if it asks one.
+    """
     count = getattr(result, "operations", None)
     operations = {} if count is None else {"operations": count}
+    engine = engine_of(result.allocator, start=not result.interrupted)
     return {
         "allocator": result.allocator,
+        **({} if engine is None else {"engine": engine}),
         "seed": result.seed,
         "examples": result.examples,
         **operations,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..ci.campaign import Options, Result
 from ..sim.spec_words import describe_spec
 from ..sim.transfer.words import describe_pair
+from .fuzz_engine import engine_of
 from .trace_words import describe_trace
 from .wording import printable_line, printable_path
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..ci.traces.campaign import TraceFault, TraceResult
+    from ..ci.traces.coverage import TraceCoverage
     from ..ci.transfer_campaign import PairCampaign, PairFault
+    from ..ci.transfer_coverage import PairCoverage
 
     AnyResult: TypeAlias = Result | TraceResult | PairCampaign
 
@@ -40,7 +43,7 @@ def report_campaign(console: Console, result: Result, options: Options) -> None:
     family = "" if options.family is None else f", family {options.family}"
     rate = result.examples / max(result.seconds, 1e-9)
     console.print(
-        f"{result.allocator}: {result.examples:,} examples in {result.seconds:.1f} s ({rate:,.0f} per second), "
+        f"{_named(result)}: {result.examples:,} examples in {result.seconds:.1f} s ({rate:,.0f} per second), "
         f"seed {result.seed}{family}, {result.refused:,} refused, {result.known:,} known limits hit",
         markup=False,
     )
@@ -86,7 +89,7 @@ def report_trace_campaign(console: Console, result: TraceResult, options: Option
     """Print what a campaign of traces found: a line of totals, a paragraph per rule, and what never came about."""
     rate = result.operations / max(result.seconds, 1e-9)
     console.print(
-        f"{result.allocator}: {result.examples:,} traces, {result.operations:,} operations in {result.seconds:.1f} s "
+        f"{_named(result)}: {result.examples:,} traces, {result.operations:,} operations in {result.seconds:.1f} s "
         f"({rate:,.0f} per second), seed {result.seed}, {result.refused:,} specs refused, {result.known:,} known "
         "limits hit",
         markup=False,
@@ -100,7 +103,7 @@ def report_trace_campaign(console: Console, result: TraceResult, options: Option
     done, refused = sum(coverage.done.values()), sum(coverage.refused.values())
     console.print(
         f"Coverage: {done:,} operations done and {refused:,} refused, {coverage.pairs_seen} of {coverage.pairs_total} "
-        f"pairs of operations, {sum(map(bool, coverage.classes.values()))} of {len(coverage.classes)} situations",
+        f"pairs of operations, {_met(coverage)} situations",
         markup=False,
     )
     if coverage.classes_never:
@@ -127,13 +130,24 @@ def report_pair_campaign(console: Console, result: PairCampaign, options: Option
     console.print()
     reasons = sum(coverage.reasons.values())
     console.print(
-        f"Coverage: {len(coverage.reasons)} reasons of {reasons:,} refusals, "
-        f"{sum(map(bool, coverage.classes.values()))} of {len(coverage.classes)} situations",
+        f"Coverage: {len(coverage.reasons)} reasons of {reasons:,} refusals, {_met(coverage)} situations",
         markup=False,
     )
     if coverage.classes_never:
         console.print(f"  situations never met: {', '.join(coverage.classes_never)}", markup=False)
     _say_what_next(console, result, options)
+
+
+def _named(result: AnyResult) -> str:
+    """Return the allocator's name, and its engine's release where it asks one."""
+    engine = engine_of(result.allocator, start=not result.interrupted)
+    return result.allocator if engine is None else f"{result.allocator} ({engine})"
+
+
+def _met(coverage: TraceCoverage | PairCoverage) -> str:
+    """Return how many situations came about, of those that can."""
+    met = sum(map(bool, coverage.classes.values()))
+    return f"{met} of {met + len(coverage.classes_never)}"
 
 
 def _print_fault(console: Console, fault: TraceFault | PairFault, found: str, what: str, lines: list[str]) -> None:

@@ -88,16 +88,18 @@ def worlds_for(allocator: str) -> tuple[World, ...]:
 
     Raises ``SpecError`` where there is none.
     """
-    found = []
+    found: list[World] = []
+    reason = ""
     for spec in small_specs():
         try:
             cache = running_cache(spec, allocator)
         except Rejected as refusal:
             if refusal.supported:
                 found.append(World(spec, 1))  # its refusal is the finding
+            reason = reason or refusal.message
             continue
         found.append(World(spec, _crowd(cache)))
     if not found:
         name = layout_allocator(allocator)
-        raise SpecError("allocator", f"{name} supports none of the small specs that traces are drawn on")
+        raise SpecError("allocator", f"{name} supports none of the small specs that traces are drawn on: {reason}")
     return tuple(found)

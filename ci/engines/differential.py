@@ -135,10 +135,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=Path, default=None)
     given = parser.parse_args(arguments)
-    allocator = resolve(given.allocator)
-    if not isinstance(allocator, EngineAllocator):
-        parser.error(f"{given.allocator} is no installed engine")
-    found = run_differential(allocator, given.max_examples, given.seed, given.cases)
+    try:
+        allocator = resolve(given.allocator)
+        if not isinstance(allocator, EngineAllocator):
+            parser.error(f"{given.allocator} is no installed engine")
+        found = run_differential(allocator, given.max_examples, given.seed, given.cases)
+    except SpecError as error:
+        parser.error(str(error))
     print(msgspec.json.encode(found).decode())
     return 1 if found.differences else 0
 

@@ -68,13 +68,19 @@ class SglangAllocator(EngineAllocator):
         has states, or none keeps all tokens, and the unified buffer. ``sglang-engine-speculative`` has the free list
         sorted, as servers that only prefill or decode have it.
         """
+        if self.name == "sglang-engine-unified":
+            raise Rejected(
+                f"traces over {self.name} are not driven: its buffer has an allocator of its own",
+                "use --allocator sglang-engine",
+                supported=False,
+            )
         self.model(spec)
         request = self.request(spec)
         layers = [held.layer for held in manager_layers(spec)[0].layers]  # drafts of their own use the same slots
         parts = [part for layer in layers if (part := paged_part(layer)) is not None]
         windows = {part.window for part in parts}
         states = any(recurrent_part(layer) is not None for layer in layers)
-        if states or None not in windows or len(windows) > 2 or "unified" in self.name:  # all tokens, and one window
+        if states or None not in windows or len(windows) > 2:  # all tokens, and one window
             raise Rejected(
                 f"traces over {self.name} take models whose layers keep all tokens, but for those of one window, and "
                 "have no state",

@@ -139,12 +139,16 @@ class VllmAllocator(EngineAllocator):
         return self.name != "vllm-block-outermost"
 
     def running_cache(self, spec: CacheSpec) -> EngineCache:
-        """Return the engine's cache manager, opened for ``spec``; raise ``Rejected`` where it is not.
+        """Return the engine's cache manager, opened for ``spec``; raise ``Rejected`` where it or its model is not.
 
         Prefix caching is on, but for models with states, which this engine then keeps in blocks of another kind, and
         for ``vllm-block-outermost``: so traces run with it and without.
         """
-        refuse_unsupported(reasons(spec, self.era))
+        model = self.model(spec)
+        try:
+            model(spec)
+        except Rejected as refusal:  # the engine may refuse it in words of its own
+            raise Rejected(refusal.message, refusal.remedy, supported=False) from None
         states = any(recurrent_part(layer) is not None for layer in spec.layers + spec.draft.layers)
         return EngineCache(self.process, {**self.request(spec), "caching": self.reuses and not states})
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvsan.ci.campaign import Chunk, Options, run_campaign
 from kvsan.ci.cases import load_case
-from kvsan.ci.engines import comparison, installed, vllm
+from kvsan.ci.engines import comparison, differential, installed, vllm
 from kvsan.ci.engines.installed import VLLM, Installed, python_of, refusal_of
 from kvsan.ci.engines.supervisor import EngineProcess
 from kvsan.ci.engines.vllm import VllmAllocator
@@ -258,3 +258,11 @@ def test_a_campaign_outlives_its_engine_and_saves_what_ended_it(
     assert "Fake 1.2" in again.faults[0].message
     assert fault.case is not None
     installed.warm_process(fake).close()
+
+
+def test_a_comparison_without_an_engine_is_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("KVSAN_VLLM_PYTHON", "/nowhere/python")
+    with pytest.raises(SystemExit) as caught:
+        differential.main(["--allocator", "vllm"])
+    assert caught.value.code == 2
+    assert "error: engine: KVSAN_VLLM_PYTHON names" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvsan.ci.campaign import Options
@@ -19,12 +20,16 @@ from kvsan.ci.ledger import SavedCases
 from kvsan.ci.traces.campaign import run_trace_campaign
 from kvsan.ci.traces.coverage import coverage_of_traces, new_counts
 from kvsan.ci.traces.judging import judge_trace
+from kvsan.cli.fuzz_run import result_document
+from kvsan.cli.output import print_report, terminal
+from kvsan.cli.report_fuzz import report_result
 from kvsan.model.errors import SpecError
 from kvsan.model.layers import AttentionLayer
 from kvsan.model.spec import CacheSpec
 from kvsan.sim.cache.managers import ENGINE_KINDS, running_cache
 from kvsan.sim.cache.trace import Operation
 from kvsan.sim.finding import Finding
+from kvsan.sim.rejection import Rejected
 from kvsan.strategies.worlds import worlds_for
 
 MANAGER = Path(__file__).with_name("fake_manager.py")
@@ -229,6 +234,30 @@ def test_a_trace_over_an_engine_is_not_recorded(installed_manager) -> None:
     installed_manager("")
     with pytest.raises(SpecError, match="allocator: a trace over vllm moves no bytes that could be recorded"):
         running_cache(CacheSpec(layers=(AttentionLayer(kv_heads=1, head_dim=8),), slots=4), "vllm", record=True)
+
+
+def test_what_its_model_refuses_is_not_asked_for(installed_manager) -> None:
+    """Pages scattered by heads need one shape: no fault of an engine that says so in words of its own."""
+    installed_manager("")
+    layers = (AttentionLayer(kv_heads=1, head_dim=8), AttentionLayer(kv_heads=2, head_dim=8))
+    with pytest.raises(Rejected) as caught:
+        running_cache(CacheSpec(layers=layers, tokens_per_block=16, slots=4), "vllm-lhbnc")
+    assert not caught.value.supported
+
+
+def test_a_report_names_the_engine(installed_manager, capsys: pytest.CaptureFixture[str]) -> None:
+    installed_manager("")
+    options = Options(allocator="vllm", examples=2, seed=1)
+    result = run_trace_campaign(options)
+    assert result_document(result)["engine"] == "Fake 1.2"
+    console = terminal()
+    report_result(console, result, options)
+    print_report(console)
+    assert "vllm (Fake 1.2): 2 traces" in " ".join(capsys.readouterr().out.split())
+    stopped = msgspec.structs.replace(result, allocator="vllm-bhlnc", interrupted=True)
+    installed.warm_process(vllm.VLLM).close()
+    installed._process.cache_clear()
+    assert "engine" not in result_document(stopped), "an engine is not started for its name after Ctrl-C"
 
 
 @pytest.mark.engine

@@ -194,6 +194,12 @@ def test_a_campaign_reduces_a_fault_and_its_case_runs_again(installed_engine, tm
     assert judge_trace(case.input, case.allocator).faults == ()
 
 
+def test_a_campaign_over_nothing_that_is_driven_says_why(installed_engine) -> None:
+    installed_engine("")
+    with pytest.raises(SpecError, match="sglang-engine-unified are not driven: its buffer has an allocator"):
+        worlds_for("sglang-engine-unified")
+
+
 FULL = AttentionLayer(kv_heads=1, head_dim=8)
 WINDOW = AttentionLayer(kv_heads=1, head_dim=8, window=16)
 STATE = RecurrentLayer(algorithm="mamba2", heads=1, head_dim=8, state_dim=8, groups=1, conv_kernel=2)
