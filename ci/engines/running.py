@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
+from ...model.spec import CacheSpec
 from ...sim.cache.refusal import Refused
 from ...sim.cache.sequence import token_of
 from ...sim.cache.trace import TEXTS, Operation, requests_of, words
@@ -18,8 +19,23 @@ from .supervisor import EngineEnded, EngineProcess
 
 LONGEST_TOKENS: Final = 256
 """Tokens of a request at most; a trace that asks for more is refused."""
+MOST_SLOTS: Final = 4096
+MOST_ROWS: Final = 1 << 22
+"""Slots, and tokens in all of them, that a manager is opened for: it tells each of them after every operation."""
 FLIGHT: Final = 2
 _NUMBERS = itertools.count(1)
+
+
+def refuse_many(spec: CacheSpec) -> None:
+    """Raise ``Rejected`` for a spec with more slots than a trace over an engine's manager takes."""
+    slots = spec.slots or 0
+    if slots > MOST_SLOTS or slots * spec.tokens_per_block > MOST_ROWS:
+        raise Rejected(
+            f"a trace over an engine takes at most {MOST_SLOTS} slots and {MOST_ROWS} tokens in them, found {slots} "
+            f"slots of {spec.tokens_per_block} tokens",
+            "give the spec fewer slots",
+            supported=False,
+        )
 
 
 class EngineCache:

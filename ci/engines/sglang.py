@@ -18,6 +18,7 @@ from ...sim.registry import Allocator
 from ...sim.rejection import Rejected
 from .comparison import EngineAllocator
 from .installed import SGLANG, Installed, ask
+from .running import refuse_many
 from .running_radix import RadixEngineCache
 
 VARIANTS: Final[dict[str, tuple[str, Allocator]]] = {
@@ -74,6 +75,7 @@ class SglangAllocator(EngineAllocator):
                 "use --allocator sglang-engine",
                 supported=False,
             )
+        refuse_many(spec)
         self.model(spec)
         request = self.request(spec)
         layers = [held.layer for held in manager_layers(spec)[0].layers]  # drafts of their own use the same slots

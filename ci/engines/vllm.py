@@ -18,7 +18,7 @@ from ...sim.registry import Allocator
 from ...sim.rejection import Rejected
 from .comparison import EngineAllocator
 from .installed import VLLM, Installed, ask
-from .running import EngineCache
+from .running import EngineCache, refuse_many
 
 ORDERS: Final = {
     "vllm": ("LBNHC", "LBHNC"),
@@ -144,6 +144,7 @@ class VllmAllocator(EngineAllocator):
         Prefix caching is on, but for models with states, which this engine then keeps in blocks of another kind, and
         for ``vllm-block-outermost``: so traces run with it and without.
         """
+        refuse_many(spec)
         model = self.model(spec)
         try:
             model(spec)

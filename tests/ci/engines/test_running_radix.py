@@ -194,6 +194,18 @@ def test_a_campaign_reduces_a_fault_and_its_case_runs_again(installed_engine, tm
     assert judge_trace(case.input, case.allocator).faults == ()
 
 
+@pytest.mark.parametrize("name", ["sglang-engine", "vllm"])
+@pytest.mark.parametrize(("slots", "tokens"), [(10**12, 1), (4097, 1), (4096, 2048)])
+def test_more_slots_than_a_trace_takes_are_not_asked_for(
+    installed_engine, monkeypatch: pytest.MonkeyPatch, name: str, slots: int, tokens: int
+) -> None:
+    installed_engine("")
+    monkeypatch.setenv("KVSAN_VLLM_PYTHON", sys.executable)  # it is not started
+    with pytest.raises(Rejected, match=f"at most 4096 slots .* found {slots} slots of {tokens} tokens") as caught:
+        running_cache(CacheSpec(layers=(FULL,), tokens_per_block=tokens, slots=slots), name)
+    assert not caught.value.supported
+
+
 def test_a_campaign_over_nothing_that_is_driven_says_why(installed_engine) -> None:
     installed_engine("")
     with pytest.raises(SpecError, match="sglang-engine-unified are not driven: its buffer has an allocator"):
