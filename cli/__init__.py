@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _hold_standard_descriptors()
     interrupts.install()
     status = run(sys.argv[1:])
+    interrupts.settle()
     left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     for thread in left:
         if not thread.daemon:

@@ -33,6 +33,17 @@ def install() -> None:
     sys.unraisablehook = raise_again
 
 
+def settle() -> None:
+    """Let nothing interrupt the end of the process, whose exit status is known.
+
+    CPython remembers an interrupt that left a string that was run by ``exec``, as modules do that make classes, and
+    dies of SIGINT in the end though it was caught; the next string that is run makes it forget.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    exec("")
+
+
 def _interrupt() -> None:
     """Interrupt the main thread by a signal that it does not ignore."""
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,28 @@ except KeyboardInterrupt:
 def test_no_interrupt_is_dropped(place: str, number: str, interrupt: str) -> None:
     program = PROGRAM.format(place=PLACES[place], number=number, interrupt=interrupt)
     ended = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=25, check=False)
+    assert (ended.returncode, ended.stderr) == (7, "")
+
+
+SETTLED = """
+import os, signal, sys
+from kvsan.cli import interrupts
+
+interrupts.install()
+try:
+    exec("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)")
+except KeyboardInterrupt:
+    pass
+interrupts.settle()
+for number in (signal.SIGINT, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+def test_the_exit_status_is_kept_whatever_was_interrupted_and_whoever_is_impatient() -> None:
+    ended = subprocess.run((sys.executable, "-c", SETTLED), capture_output=True, text=True, timeout=25, check=False)
     assert (ended.returncode, ended.stderr) == (7, "")
 
 
