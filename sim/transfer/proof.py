@@ -200,8 +200,9 @@ def _filled(rank: StagedRank, pool: int, addresses: Addresses, granule: int) -> 
         shape = first.shape
         strides = (*[_units(step, granule) * 8 for step in plane.page.stride_bytes[:-1]], 8)
         for block, slot in enumerate(rank.slots[plane.life_cycle]):
-            offset = _units(plane.offset_bytes + slot * plane.slot_stride_bytes, granule)
-            if plane.offset_bytes + slot * plane.slot_stride_bytes + plane.page.span_bytes > size_bytes:
+            first_byte = plane.offset_bytes + slot * plane.slot_stride_bytes
+            offset = _units(first_byte, granule)
+            if first_byte < 0 or first_byte + plane.page.span_bytes > size_bytes:
                 raise SpecError("layout", f"layer {plane.name[0]}'s {plane.name[1]} leaves its pool; check it first")
             target = np.ndarray(shape, np.uint64, tags.data, offset * 8, strides)
             address = start + block * plane.block_positions * plane.position_bytes

@@ -202,3 +202,26 @@ def test_blocks_that_do_not_divide_are_refused_or_of_no_matter(mine: int, yours:
         pair = Pair(source=one, destination=msgspec.structs.replace(one, tokens_per_block=yours))
         assert judge_pair(pair).status == status
         assert judge_pair(pair, method=method_named("fault:block-for-block")).status == wrong
+
+
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_slots_on_either_side_of_a_pool_are_one_line(side: str) -> None:
+    """A layout of somebody's own whose slots run backwards, or past the end."""
+
+    def laid_out(stride: int) -> Callable[[CacheSpec], Layout]:
+        def allocator(one: CacheSpec) -> Layout:
+            layout = allocate(one, "trtllm-v2")
+            moved = tuple(
+                msgspec.structs.replace(held, slot_stride_bytes=stride * held.slot_stride_bytes)
+                for held in layout.buffers
+            )
+            return msgspec.structs.replace(layout, buffers=moved)
+
+        return allocator
+
+    sound = laid_out(1)
+    for stride in (-1, 1000):
+        broken = laid_out(stride)
+        allocators = (broken, sound) if side == "source" else (sound, broken)
+        with pytest.raises(SpecError, match="layout: layer 0's key leaves its pool"):
+            judge_pair(Pair(source=spec(), destination=spec(layout="tp2")), *allocators)
