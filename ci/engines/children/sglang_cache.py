@@ -63,7 +63,7 @@ class Cache:
     def __init__(self, asked: dict[str, Any]) -> None:
         self.id = asked["id"]
         self.tokens = asked["tokens"]
-        self.size = asked["pages"] * self.tokens
+        self.size = asked["pages"] * self.tokens  # token slots, those of the sink not counted
         [manager] = asked["managers"][:1]  # a draft model's layers use the same slots
         self.window = asked["window"] and max(1, asked["window"] - 1)  # the engine does not count the token itself
         self.rows = ReqToTokenPool(REQUESTS, LONGEST_TOKENS, "cpu", False)
@@ -97,7 +97,7 @@ class Cache:
         self.running: list[int] = []
         self.targets: dict[int, int] = {}
         self.unpublished: set[int] = set()
-        self.flight: list[list[tuple[int, Req, int]]] = []
+        self.flight: list[list[tuple[Req, int]]] = []  # prompts that end in each step, and their retractions so far
 
     def admit(self, asked: dict[str, Any]) -> None:
         """Take a request in; it is given slots when a step first takes it up."""
@@ -172,20 +172,14 @@ class Cache:
                 self.unpublished.add(number)
             taken.append({"request": number, "start": request.prefix_len, "count": request.extend_len, "hit": hit})
         if taken:
-            final = {number for number, _ in prompts} - self.unpublished
-            self.flight.append(
-                [
-                    (part["request"], self.requests[part["request"]], self.requests[part["request"]].retraction_count)
-                    for part in taken
-                    if part["request"] in final
-                ]
-            )
+            ended = [self.requests[number] for number, _ in prompts if number not in self.unpublished]
+            self.flight.append([(request, request.retraction_count) for request in ended])
         return {"scheduled": taken, "preempted": preempted}
 
     def complete(self, asked: dict[str, Any]) -> None:
         """The oldest step is done: prompts that ended in it are published, as their results are looked at."""
         self.allocator.free_group_begin()
-        for _, request, retractions in self.flight.pop(0):
+        for request, retractions in self.flight.pop(0):
             if not request.finished() and request.kv.holds_kv and request.retraction_count == retractions:
                 common.checkpoint_kv_cache(request, self.tree)
         self.allocator.free_group_end()
