@@ -62,8 +62,10 @@ def test_a_gpu_has_as_many_ranks_as_it_must(monkeypatch) -> None:
 
 
 def stub(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> str:
-    """Return the name of a child module that runs ``body``, having noted its process id."""
-    noted = f"pathlib.Path({str(folder)!r}, 'pid-' + sys.argv[2]).write_text(str(os.getpid()))"
+    """Return the name of a child module that runs ``body``, having noted its process id; a note is whole or not there,
+    as the child may be killed while it writes."""
+    place = f"pathlib.Path({str(folder)!r}, 'part-' + sys.argv[2])"
+    noted = f"{place}.write_text(str(os.getpid())); {place}.replace({place}.with_name('pid-' + sys.argv[2]))"
     (folder / "stub_child.py").write_text(f"import os, pathlib, sys, time\n{noted}\n{body}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
     return "stub_child"
